@@ -1,0 +1,41 @@
+# The interface. `make demo` and `make test` do all set-up; they share .venv, made by whichever runs first.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+TORCH ?= pinned
+READY := $(VENV)/.ready-$(TORCH)
+
+export PYTHONPATH := $(CURDIR)
+export JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION := 1
+
+.PHONY: help demo test lint synth wheel soak clean
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(READY): requirements/dev.txt requirements/torch.txt pyproject.toml requirements/bootstrap.sh
+	@PYTHON=$(PYTHON) TORCH=$(TORCH) bash requirements/bootstrap.sh $(VENV) $(READY)
+
+demo: $(READY)  ## one fault, all the way round; FAULT=list prints the faults, INTERACTIVE=1 lets you approve
+	@$(PY) -m emulator.demo
+
+test: $(READY)  ## all tests: unit, distributed, workflow, infra
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+lint: $(READY)  ## ruff, mypy, import-linter
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(VENV)/bin/lint-imports --no-logo
+
+synth: $(READY)  ## the CloudFormation template into cdk.out/, offline, no account
+	@CDK_OUTDIR=cdk.out $(PY) app.py
+
+wheel: $(READY)  ## the agent's wheel into dist/
+	@$(PY) -m pip wheel -q --no-deps --no-build-isolation -w dist .
+
+soak: $(READY)  ## many random faults through the whole demo
+	@$(PY) -m pytest -m soak --override-ini addopts="-ra --strict-markers --import-mode=importlib" tests
+
+clean:  ## remove what the targets made, except the environment
+	rm -rf cdk.out demo-out out dist build *.egg-info

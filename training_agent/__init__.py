@@ -1,0 +1,34 @@
+"""Finds silent data corruption inside PyTorch DDP training and names the GPU.
+
+Importing this package needs neither torch nor boto3; they are loaded on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .checkpoint import CheckpointStore
+    from .errors import SdcAlarm
+    from .guard import Guard, attach
+    from .hold import hold_while_quarantined
+    from .schedule import Schedule
+
+_HOME = {
+    "attach": "guard",
+    "Guard": "guard",
+    "Schedule": "schedule",
+    "SdcAlarm": "errors",
+    "CheckpointStore": "checkpoint",
+    "hold_while_quarantined": "hold",
+}
+
+__all__ = ["attach", "Guard", "Schedule", "SdcAlarm", "CheckpointStore", "hold_while_quarantined"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -1,0 +1,49 @@
+"""Errors that a training engineer can meet.
+
+AgentError
+|-- ConfigurationError   refused before the first update; says what to change     exit code 4
+|-- SdcAlarm             a check fired; the step was not applied                   exit code 3
+|-- RefusedNodeError     hold_timeout ended on a quarantined node                  exit code 5
+|-- PeerLostError        a peer vanished inside a check                            exit code 130
+`-- CheckpointError      no checkpoint can be trusted, or one is damaged           exit code 4
+"""
+
+from __future__ import annotations
+
+from .contract import Alarm, ExitCode
+
+
+class AgentError(Exception):
+    """Base of all errors of the agent; `exit_code` is what the worker process ends with."""
+
+    exit_code: ExitCode = ExitCode.CONFIGURATION
+
+
+class ConfigurationError(AgentError):
+    """The set-up cannot be guarded. Raised on every rank alike, before the first update."""
+
+
+class SdcAlarm(AgentError):
+    """A check fired. Raised on every rank; weights, optimizer state and RNG are those before the step."""
+
+    exit_code = ExitCode.ALARM
+
+    def __init__(self, alarm: Alarm, message: str) -> None:
+        super().__init__(message)
+        self.alarm = alarm
+
+
+class RefusedNodeError(AgentError):
+    """The hold ended by its timeout while a rank still stood on a quarantined node or GPU."""
+
+    exit_code = ExitCode.REFUSED_NODE
+
+
+class PeerLostError(AgentError):
+    """A collective of a check failed because a peer vanished; nobody is accused for that."""
+
+    exit_code = ExitCode.PEER_LOST
+
+
+class CheckpointError(AgentError):
+    """A checkpoint is incomplete or damaged, or none from before the suspect window is left."""
