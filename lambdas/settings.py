@@ -1,0 +1,147 @@
+"""What each function is told by its environment: one settings model per function, nothing it does not need.
+
+`infra` sets exactly `VARIABLES[function]`, the handlers read the same model; logic never touches `os.environ`.
+Importing this needs pydantic-settings and nothing of AWS.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from training_agent.contract import Mode
+
+
+class Settings(BaseSettings):
+    """Base: read by powertools itself, listed so that `VARIABLES` is complete."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore")
+
+    powertools_service_name: str
+    powertools_metrics_namespace: str
+    log_level: str = "INFO"
+
+
+class _Modal(Settings):
+    """Functions with an effect: the deployed mode, which the control table can only lower."""
+
+    mode: Mode
+    control_table: str
+
+
+class RegisterSettings(Settings):
+    cluster_name: str
+    registration_table: str
+
+
+class IngestSettings(Settings):
+    cluster_name: str
+    incident_table: str
+    state_machine_arn: str
+    event_bus_name: str
+    max_alarm_age_seconds: int = Field(gt=0)
+
+    @property
+    def max_alarm_age(self) -> timedelta:
+        return timedelta(seconds=self.max_alarm_age_seconds)
+
+
+class LocateSettings(Settings):
+    cluster_name: str
+    incident_table: str
+    registration_table: str
+    event_bus_name: str
+
+
+class ContainSettings(_Modal):
+    cluster_name: str
+    incident_table: str
+    quarantine_table: str
+    event_bus_name: str
+
+
+class DecideSettings(_Modal):
+    incident_table: str
+    event_bus_name: str
+    approval_timeout_seconds: int = Field(gt=0)
+
+
+class ConfirmSettings(_Modal):
+    cluster_name: str
+    incident_table: str
+    event_bus_name: str
+    deep_check_enabled: bool
+
+
+class RequestApprovalSettings(Settings):
+    cluster_name: str
+    incident_table: str
+    approval_table: str
+    approval_topic_arn: str
+    event_bus_name: str
+    review_url: str
+    approval_timeout_seconds: int = Field(gt=0)
+
+    @property
+    def approval_timeout(self) -> timedelta:
+        return timedelta(seconds=self.approval_timeout_seconds)
+
+
+class ReplaceSettings(_Modal):
+    cluster_name: str
+    incident_table: str
+    approval_table: str
+    event_bus_name: str
+    replacements_per_day: int = Field(ge=0)  # absolute cap in 24 hours
+    replacement_budget_percent: float = Field(ge=0, le=100)  # of the Running nodes of the suspect's group
+    replacements_per_hour: int = Field(ge=0)
+
+
+class VerifySettings(Settings):
+    cluster_name: str
+    incident_table: str
+    control_table: str
+    event_bus_name: str
+
+
+class ResumeSettings(_Modal):
+    cluster_name: str
+    incident_table: str
+    approval_table: str
+    registration_table: str
+    quarantine_table: str
+    event_bus_name: str
+
+
+class ApprovalShowSettings(Settings):
+    approval_table: str
+
+
+class ApprovalDecideSettings(Settings):
+    approval_table: str
+
+
+MODELS: dict[str, type[Settings]] = {
+    "register": RegisterSettings,
+    "ingest": IngestSettings,
+    "locate": LocateSettings,
+    "contain": ContainSettings,
+    "decide": DecideSettings,
+    "confirm": ConfirmSettings,
+    "request_approval": RequestApprovalSettings,
+    "replace": ReplaceSettings,
+    "verify": VerifySettings,
+    "resume": ResumeSettings,
+    "approval_show": ApprovalShowSettings,
+    "approval_decide": ApprovalDecideSettings,
+}
+
+VARIABLES: dict[str, tuple[str, ...]] = {
+    name: tuple(sorted(field.upper() for field in model.model_fields)) for name, model in MODELS.items()
+}
+
+HANDLERS: dict[str, str] = {
+    name: f"lambdas.handlers.{name}" for name in MODELS if not name.startswith("approval_")
+} | {"approval_show": "lambdas.approval_page.show", "approval_decide": "lambdas.approval_page.decide"}
