@@ -1,0 +1,61 @@
+"""How a worker's exit code gets past torchrun, which itself answers 1 whatever its workers said.
+
+`record` leaves the code in the folder that `training_agent.run` passed by environment variable; `install` makes
+an uncaught `AgentError` end the process with its own code. Next: `training_agent.run` reads the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+
+from .contract import Env
+from .errors import AgentError
+from .shared_files import write_atomic
+
+_installed = threading.Event()
+
+
+def record(code: int) -> None:
+    """Leave this worker's exit code for the launcher wrapper; without a wrapper, or on a full disk, do nothing."""
+    folder = os.environ.get(Env.EXIT_CODE_DIR)
+    if not folder:
+        return
+    name = f"{os.environ.get(Env.RESTART_COUNT, '0')}-{os.environ.get(Env.RANK, '0')}-{os.getpid()}"
+    try:
+        write_atomic(Path(folder) / name, str(int(code)).encode())
+    except OSError as e:
+        sys.stderr.write(f"sdc: exit code {code} could not be left in {folder}: {e}\n")
+
+
+def install() -> None:
+    """Map an uncaught AgentError to its exit code, in this process, from now on; once is enough.
+
+    The previous hook still prints the traceback. The process then ends at once (`os._exit`): interpreter
+    shutdown would answer 1, and could hang in a process group whose peers are gone.
+    """
+    if _installed.is_set():
+        return
+    _installed.set()
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        previous(kind, error, trace)
+        if isinstance(error, AgentError):
+            leave(error.exit_code)
+
+    sys.excepthook = hook
+
+
+def leave(code: int) -> None:
+    """Record the code, flush what was printed and end this process with it."""
+    record(code)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue  # a closed pipe must not change the exit code
+    os._exit(int(code))

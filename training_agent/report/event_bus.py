@@ -1,0 +1,71 @@
+"""Puts events on the pipeline's bus, in batches, and tells which of them the bus did not take.
+
+In: entries from `report.publisher`. Out: `PutEvents`; answers with HTTP 200 can hold failed entries
+(segmentio/action-destinations#2828), and a call with more than 10 entries fails as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..contract import EVENT_SOURCE, MAX_DETAIL_BYTES, DetailType
+
+MAX_ENTRIES = 10  # of one PutEvents call
+MAX_CALL_BYTES = 250_000  # below the 256 KB that older limits give; the newer 1 MB is not everywhere
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event to be; `key` is the delivery key of an alarm, None for other events."""
+
+    detail_type: DetailType
+    detail: str  # JSON, under `MAX_DETAIL_BYTES`
+    key: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether ingest would accept the size."""
+        return len(self.detail.encode()) <= MAX_DETAIL_BYTES
+
+
+def batches(events: Sequence[Event]) -> list[list[Event]]:
+    """Split into calls of at most 10 entries and `MAX_CALL_BYTES`, in order."""
+    out: list[list[Event]] = []
+    size = 0
+    for event in events:
+        length = len(event.detail.encode())
+        if not out or len(out[-1]) == MAX_ENTRIES or size + length > MAX_CALL_BYTES:
+            out.append([])
+            size = 0
+        out[-1].append(event)
+        size += length
+    return out
+
+
+def put(client: Any, bus: str, batch: Sequence[Event]) -> tuple[list[Event], str]:
+    """Send one batch; return the events that the bus refused (to be sent again), and why.
+
+    Raises
+    ------
+    Exception: whatever boto3 raises when the whole call fails.
+    """
+    answer = client.put_events(
+        Entries=[
+            {
+                "Source": EVENT_SOURCE,
+                "DetailType": e.detail_type.value,
+                "Detail": e.detail,
+                "EventBusName": bus,
+                "Resources": [],
+            }
+            for e in batch
+        ]
+    )
+    if not answer.get("FailedEntryCount"):
+        return [], ""
+    results = answer.get("Entries", [])
+    refused = [e for e, r in zip(batch, results, strict=False) if r.get("ErrorCode")]
+    codes = sorted({str(r["ErrorCode"]) for r in results if r.get("ErrorCode")})
+    return refused, f"the bus refused {len(refused)} of {len(batch)} events: {', '.join(codes)}"

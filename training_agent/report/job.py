@@ -1,0 +1,179 @@
+"""The reporter of a real job: first the disk, then the log, then AWS.
+
+In: what the guard calls. Out: spool, log line, termination log, `quarantine.json`, and events and metrics through
+`report.publisher`. Nothing here raises into training: what cannot be written is said once, on the log.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from ..clients import ClientFactory, boto3_client
+from ..contract import (
+    Alarm,
+    ContractError,
+    DetailType,
+    NodeRegistration,
+    Place,
+    delivery_key,
+    encode,
+    to_plain,
+)
+from ..log_line import log_line
+from ..quarantine import add_to_record, entries_of
+from ..settings import AgentSettings
+from ..spool import Spool
+from .event_bus import Event
+from .metrics import MetricState
+from .publisher import Publisher
+from .types import StepChecks
+
+FLUSH_S = 10.0  # at most, before a rank goes on to leave
+_TERMINATION_LOG_BYTES = 4096  # Kubernetes cuts after that
+
+
+def choose_publishers(places: Sequence[Place]) -> frozenset[int]:
+    """Ranks that send alarms: rank 0, and the lowest rank on another node in case that node is the dying one."""
+    by_rank = sorted(places, key=lambda p: p.rank)
+    home = by_rank[0].node
+    elsewhere = [p.rank for p in by_rank if p.node != home]
+    return frozenset({by_rank[0].rank, *elsewhere[:1]})
+
+
+def job_reporter(
+    settings: AgentSettings,
+    rank: int,
+    *,
+    publishers: Collection[int] = (0,),
+    client: ClientFactory = boto3_client,
+    metrics_every_s: float = 60.0,
+) -> JobReporter:
+    """Make the reporter of this rank.
+
+    Parameters
+    ----------
+    settings: of this process.
+    rank: global rank.
+    publishers: ranks that send alarms (see `choose_publishers`); duplicates are dropped by delivery key. Rank 0
+        alone keeps `quarantine.json` and the metrics; every rank spools and logs.
+    client: makes boto3-like clients, by service name.
+    metrics_every_s: interval of the metrics, seconds.
+    """
+    metrics = MetricState(settings.cluster, settings.job.name) if rank == 0 else None
+    return JobReporter(settings, rank, rank in publishers, client, metrics, metrics_every_s)
+
+
+class JobReporter:
+    """See `report.types.Reporter` for what each method promises."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        rank: int,
+        publishes: bool,
+        client: ClientFactory,
+        metrics: MetricState | None,
+        metrics_every_s: float,
+    ) -> None:
+        self._settings = settings
+        self._rank = rank
+        self._publishes = publishes
+        self._metrics = metrics if settings.event_bus else None
+        self._spool = Spool(_spool_folder(settings))
+        self._publisher: Publisher | None = None
+        if settings.event_bus:
+            self._publisher = Publisher(
+                settings.event_bus,
+                client,
+                metrics=self._metrics,
+                metrics_every_s=metrics_every_s,
+                on_sent=self._mark_sent,
+            )
+
+    def started(self, registration: NodeRegistration | None) -> None:
+        """Publish the node's registration, and alarms that an earlier start could not send."""
+        if self._publisher is None:
+            return
+        if registration is not None:
+            self._offer(self._publisher, Event(DetailType.NODE_REGISTERED, encode(registration)))
+        if self._publishes:
+            self._try("re-send the spool", lambda: self._resend(self._spool))
+
+    def progress(self, step: int, checks: StepChecks) -> None:
+        """Note an applied step for the metrics."""
+        if self._metrics is not None and self._publisher is not None:
+            self._metrics.progress(step, checks)
+            self._publisher.alive()
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Spool, log, termination log, quarantine record; then send and wait at most `FLUSH_S` seconds."""
+        key = delivery_key(alarm)
+        self._try("spool the alarm", lambda: self._spool.put(alarm))
+        log_line("alarm", rank=self._rank, delivery_key=key, alarm=to_plain(alarm))
+        self._try("write the termination log", lambda: self._write_termination_log(alarm, key))
+        if self._rank == 0:
+            self._try("write the record of suspects", lambda: self._quarantine(alarm))
+        if self._publisher is None:
+            return
+        if self._publishes:
+            self._offer(self._publisher, Event(DetailType.ALARM, encode(alarm), key))
+        if self._metrics is not None:
+            self._metrics.alarm(alarm)
+            self._publisher.want_metrics()
+        self._publisher.flush(FLUSH_S)
+
+    def close(self) -> None:
+        """Send the last metrics and end the thread."""
+        if self._publisher is not None:
+            self._publisher.want_metrics()
+            self._publisher.close(FLUSH_S)
+
+    def _resend(self, spool: Spool) -> None:
+        assert self._publisher is not None
+        for key, alarm in spool.unsent():
+            self._offer(self._publisher, Event(DetailType.ALARM, encode(alarm), key))
+
+    def _offer(self, publisher: Publisher, event: Event) -> None:
+        if event.fits:
+            publisher.offer(event)
+        else:
+            log_line(
+                "warning", message=f"{event.detail_type.value} is too large for an event and was not sent."
+            )
+
+    def _mark_sent(self, event: Event) -> None:
+        if event.key is not None:
+            key = event.key
+            self._try("mark an alarm as sent", lambda: self._spool.mark_sent(key))
+
+    def _quarantine(self, alarm: Alarm) -> None:
+        if self._settings.shared_dir is not None:
+            add_to_record(self._settings.shared_dir, entries_of(alarm))
+
+    def _write_termination_log(self, alarm: Alarm, key: str) -> None:
+        if self._settings.termination_log is None:
+            return
+        ranks = ", ".join(map(str, alarm.named_ranks)) or "nobody"
+        resume = f"step {alarm.resume_from.step}" if alarm.resume_from else "no checkpoint"
+        text = (
+            f"SDC alarm {key}: check {alarm.check.value} at step {alarm.step} of job {alarm.job.name}, named ranks: "
+            f"{ranks}; suspect window {alarm.suspect_window[0]} to {alarm.suspect_window[1]}; resume from {resume}.\n"
+        )
+        # Written in place: Kubernetes mounts this very file, a renamed one would not be seen.
+        with self._settings.termination_log.open("wb") as f:
+            f.write(text.encode()[:_TERMINATION_LOG_BYTES])
+
+    def _try(self, what: str, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except (OSError, ContractError) as e:
+            log_line("warning", rank=self._rank, message=f"Could not {what}: {e}")
+
+
+def _spool_folder(settings: AgentSettings) -> Path:
+    if settings.shared_dir is not None:
+        return settings.shared_dir / "spool"
+    # Without a shared folder the spool survives a restart in the same pod, not the loss of the pod.
+    return Path(tempfile.gettempdir()) / f"sdc-spool-{settings.job.uid}"

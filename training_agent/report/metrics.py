@@ -1,0 +1,83 @@
+"""The agent's CloudWatch metrics: zeros while healthy, the counts on an alarm, and signs of life.
+
+In: progress and alarm, on rank 0. Out: data for `PutMetricData`, each metric once for the cluster and once for
+the job. Ranks travel in events, never as dimensions.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from ..contract import Alarm, Check, Metric
+from .types import StepChecks
+
+MAX_DATA = 1000  # of one PutMetricData call; far above the 14 sent here
+
+
+def counts(alarm: Alarm) -> dict[Metric, int]:
+    """The three named metrics for an alarm; the check that fired is never 0."""
+    found = {
+        Metric.NONFINITE_GRAD: len(alarm.nonfinite_ranks) + int(alarm.reduced_nonfinite),
+        Metric.REPLAY_MISMATCH: len(alarm.pairs),
+        Metric.DIVERGENT_TENSORS: alarm.divergent_count,
+    }
+    fired = {
+        Check.NONFINITE: Metric.NONFINITE_GRAD,
+        Check.REPLAY: Metric.REPLAY_MISMATCH,
+        Check.WEIGHTS: Metric.DIVERGENT_TENSORS,
+    }[alarm.check]
+    found[fired] = max(found[fired], 1)
+    return found
+
+
+class MetricState:
+    """What happened since the last publication; written by the training thread, read by the publisher's."""
+
+    def __init__(self, cluster: str, job: str) -> None:
+        self._dimension_sets = (
+            [{"Name": "Cluster", "Value": cluster}],
+            [{"Name": "Cluster", "Value": cluster}, {"Name": "Job", "Value": job}],
+        )
+        self._lock = threading.Lock()
+        self._step: int | None = None
+        self._last_pass = 0
+        self._audits = 0
+        self._alarm: Alarm | None = None
+
+    def progress(self, step: int, checks: StepChecks) -> None:
+        """Note an applied step."""
+        with self._lock:
+            self._step = step
+            self._audits += int(checks.audited)
+            self._last_pass = (
+                checks.last_audit_pass or 0
+            )  # before the first audit the age counts from the start
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Note an alarm; its counts go out with the next publication."""
+        with self._lock:
+            self._alarm = alarm
+
+    def take(self, dropped: int) -> list[dict[str, Any]]:
+        """Data for one call; counters start again. Empty when nothing was computed yet."""
+        with self._lock:
+            if self._step is None and self._alarm is None:
+                return []
+            values: dict[Metric, int] = dict.fromkeys(
+                (Metric.NONFINITE_GRAD, Metric.REPLAY_MISMATCH, Metric.DIVERGENT_TENSORS), 0
+            )
+            if self._alarm is not None:
+                values.update(counts(self._alarm))
+            values[Metric.HEARTBEAT] = 1
+            values[Metric.AUDITS_DONE] = self._audits
+            values[Metric.DROPPED_MESSAGES] = dropped
+            if self._step is not None:
+                values[Metric.LAST_PASS_AGE_STEPS] = self._step - self._last_pass
+            self._audits = 0
+            self._alarm = None
+        return [
+            {"MetricName": metric.value, "Dimensions": dimensions, "Value": float(value), "Unit": "Count"}
+            for metric, value in values.items()
+            for dimensions in self._dimension_sets
+        ]

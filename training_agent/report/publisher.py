@@ -1,0 +1,204 @@
+"""The thread that talks to AWS, so that training never waits for a network.
+
+In: events and metric state from `report.job`. Out: `report.event_bus` and `PutMetricData`. A bounded queue,
+short timeouts, a few tries with growing pauses, one warning, and no exception that leaves this file.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..clients import ClientFactory
+from ..contract import METRIC_NAMESPACE
+from ..log_line import log_line
+from . import event_bus
+from .event_bus import Event
+from .metrics import MetricState
+
+QUEUE_LENGTH = 256
+TRIES = 3
+FIRST_PAUSE_S = 0.5
+
+
+@dataclass(slots=True)
+class _Waiting:
+    event: Event
+    tries: int = 0
+    not_before: float = 0.0  # time.monotonic()
+
+
+class Publisher:
+    """Sends events, and metrics every `metrics_every_s`, until closed.
+
+    Parameters
+    ----------
+    bus: name of the event bus.
+    client: makes boto3-like clients; called in the thread, so that boto3 is imported there.
+    metrics: state to publish from; None on ranks that publish none.
+    on_sent: called in the thread with each event that the bus took.
+    """
+
+    def __init__(
+        self,
+        bus: str,
+        client: ClientFactory,
+        *,
+        metrics: MetricState | None = None,
+        metrics_every_s: float = 60.0,
+        on_sent: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        self._bus = bus
+        self._client = client
+        self._metrics = metrics
+        self._metrics_every_s = metrics_every_s
+        self._on_sent = on_sent
+        self._clients: dict[str, Any] = {}
+        self._changed = threading.Condition()
+        self._queue: deque[_Waiting] = deque()
+        self._busy = False
+        self._metrics_wanted = False
+        self._metrics_due = 0.0
+        self._closing = False
+        self._dropped = 0
+        self._warned = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def dropped(self) -> int:
+        """Events that were not sent: the queue was full, or all tries failed."""
+        return self._dropped
+
+    def offer(self, event: Event) -> None:
+        """Queue an event; when the queue is full, the oldest one that is no alarm gives way, else the new one."""
+        with self._changed:
+            if len(self._queue) >= QUEUE_LENGTH:
+                self._dropped += 1
+                victim = next((w for w in self._queue if w.event.key is None), None)
+                if victim is None:
+                    return
+                self._queue.remove(victim)
+            self._queue.append(_Waiting(event))
+            self._wake()
+
+    def want_metrics(self) -> None:
+        """Publish metrics now rather than at the next interval."""
+        with self._changed:
+            if self._metrics is not None:
+                self._metrics_wanted = True
+                self._wake()
+
+    def alive(self) -> None:
+        """Start the thread when there are metrics to publish; called after each step, costs next to nothing."""
+        if self._thread is None and self._metrics is not None:
+            with self._changed:
+                self._wake()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything was sent or given up; False when `timeout_s` ended first."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._open_work(), timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Flush, then end the thread."""
+        self.flush(timeout_s)
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def _open_work(self) -> bool:
+        return bool(self._queue) or self._busy or self._metrics_wanted
+
+    def _wake(self) -> None:
+        if self._thread is None and not self._closing:
+            self._thread = threading.Thread(target=self._run, name="sdc-publisher", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._ready():
+                    if self._closing:
+                        return
+                    self._changed.wait(self._pause_s())
+                due = self._take()
+                metrics = self._metrics_wanted or time.monotonic() >= self._metrics_due
+                self._metrics_wanted = False
+                self._busy = True
+            try:
+                for batch in event_bus.batches([w.event for w in due]):
+                    self._send([w for w in due if w.event in batch])
+                if metrics and self._metrics is not None:
+                    self._send_metrics(self._metrics)
+            finally:
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
+
+    def _ready(self) -> bool:
+        now = time.monotonic()
+        metrics_due = self._metrics is not None and now >= self._metrics_due
+        return self._metrics_wanted or metrics_due or any(w.not_before <= now for w in self._queue)
+
+    def _pause_s(self) -> float:
+        now = time.monotonic()
+        moments = [w.not_before for w in self._queue]
+        if self._metrics is not None:
+            moments.append(self._metrics_due)
+        return max(min(moments, default=now + 60.0) - now, 0.01)
+
+    def _take(self) -> list[_Waiting]:
+        now = time.monotonic()
+        due = [w for w in self._queue if w.not_before <= now]
+        self._queue = deque(w for w in self._queue if w.not_before > now)
+        return due
+
+    def _send(self, batch: list[_Waiting]) -> None:
+        try:
+            refused, why = event_bus.put(self._get("events"), self._bus, [w.event for w in batch])
+        except Exception as e:  # noqa: BLE001 - nothing that AWS or boto3 does may reach training
+            refused, why = [w.event for w in batch], f"{type(e).__name__}: {e}"
+        for waiting in batch:
+            if waiting.event in refused:
+                self._again(waiting, why)
+            else:
+                self._on_sent(waiting.event)
+
+    def _again(self, waiting: _Waiting, why: str) -> None:
+        waiting.tries += 1
+        with self._changed:
+            if waiting.tries < TRIES:
+                waiting.not_before = time.monotonic() + FIRST_PAUSE_S * 2 ** (waiting.tries - 1)
+                self._queue.append(waiting)
+                return
+            self._dropped += 1
+        self._warn(f"event bus {self._bus}: {why}")
+
+    def _send_metrics(self, metrics: MetricState) -> None:
+        self._metrics_due = time.monotonic() + self._metrics_every_s
+        data = metrics.take(self._dropped)
+        if not data:
+            return
+        try:
+            self._get("cloudwatch").put_metric_data(Namespace=METRIC_NAMESPACE, MetricData=data)
+        except Exception as e:  # noqa: BLE001 - as above
+            self._warn(f"metrics: {type(e).__name__}: {e}")
+
+    def _get(self, service: str) -> Any:
+        if service not in self._clients:
+            self._clients[service] = self._client(service)
+        return self._clients[service]
+
+    def _warn(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
+            log_line(
+                "warning",
+                message=f"Nothing reaches AWS ({why}). Alarms stay in the spool and the next start sends them; "
+                "training goes on. Check the pod's credentials, region and network.",
+            )

@@ -1,0 +1,34 @@
+"""What the guard hands to a reporter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..contract import Alarm, NodeRegistration
+
+
+@dataclass(frozen=True, slots=True)
+class StepChecks:
+    """Which checks an applied step passed."""
+
+    audited: bool  # check 2 was made at this step
+    weight_checked: bool  # check 3 was made at this step
+    last_audit_pass: int | None  # step of the last passed audit
+    last_weight_check_pass: int | None
+
+
+class Reporter(Protocol):
+    """Where the guard reports to; implement it to bring a reporter of your own. No method may raise."""
+
+    def started(self, registration: NodeRegistration | None) -> None:
+        """Called once, before the first step; local rank 0 hands in its node's registration, others None."""
+
+    def progress(self, step: int, checks: StepChecks) -> None:
+        """Called after each applied step; must return at once."""
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Return when the alarm is safe on a disk and was sent, or sending was given up for now."""
+
+    def close(self) -> None:
+        """Called at the end of training."""

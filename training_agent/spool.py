@@ -1,0 +1,62 @@
+"""Alarms on the disk before anything else, so that none is lost when the process is killed right after.
+
+`<delivery key>.json` holds the alarm; `<delivery key>.sent` beside it says that the bus has taken it. Written
+by the reporter in `alarm`, read by the reporter of the next start, which sends what has no mark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .contract import Alarm, ContractError, decode, delivery_key, encode
+from .log_line import utc_now
+from .shared_files import write_atomic
+
+
+@dataclass(frozen=True, slots=True)
+class Spool:
+    """A folder of alarms, shared by all ranks of a job: every rank writes the same bytes under the same name."""
+
+    folder: Path
+
+    def put(self, alarm: Alarm) -> str:
+        """Store the alarm durably and return its delivery key; the first rank's file stands.
+
+        Raises
+        ------
+        OSError: the disk is full or not writable.
+        """
+        key = delivery_key(alarm)
+        path = self.folder / f"{key}.json"
+        if not path.exists():
+            write_atomic(path, encode(alarm).encode())
+        return key
+
+    def mark_sent(self, key: str) -> None:
+        """Note that the bus has taken the alarm.
+
+        Raises
+        ------
+        OSError: as `put`; the next start then sends it again, under the same key.
+        """
+        write_atomic(self.folder / f"{key}.sent", utc_now().encode())
+
+    def unsent(self) -> tuple[tuple[str, Alarm], ...]:
+        """Alarms without a mark, oldest first; files that are not alarms are left alone.
+
+        Raises
+        ------
+        OSError: the folder cannot be read.
+        """
+        if not self.folder.is_dir():
+            return ()
+        found = []
+        for path in self.folder.glob("*.json"):
+            if path.with_suffix(".sent").exists():
+                continue
+            try:
+                found.append((path.stem, decode(Alarm, path.read_bytes(), max_bytes=None)))
+            except ContractError:
+                continue
+        return tuple(sorted(found, key=lambda pair: pair[1].time))
