@@ -1,0 +1,114 @@
+"""The human's side: one topic that mails approvers, one HTTP API that serves the page behind the link.
+
+In: addresses of approvers. Out: `Approvals` (topic, API), then `serve` connects the page's two functions. The
+page is public because a mailed link is; its secret is the authority, and GET changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+
+import aws_cdk as cdk
+from aws_cdk import aws_apigatewayv2 as apigateway
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_logs as logs
+from aws_cdk import aws_sns as sns
+from aws_cdk import aws_sns_subscriptions as subscriptions
+from aws_cdk.aws_apigatewayv2_integrations import HttpLambdaIntegration
+from constructs import Construct
+
+from .config import Deployment
+from .logical_ids import fix
+
+APPROVER_ATTRIBUTE = "approver"  # message attribute: one publish for each approver, each gets only its own
+PATH = "/review/{link}"
+GET, HEAD, POST = apigateway.HttpMethod.GET, apigateway.HttpMethod.HEAD, apigateway.HttpMethod.POST
+
+
+class Approvals(Construct):
+    """Topic, subscriptions and the review API."""
+
+    def __init__(self, scope: Construct, config: Deployment) -> None:
+        super().__init__(scope, "Approvals")
+        self.topic = fix(sns.Topic(self, "ApprovalTopic", enforce_ssl=True), "ApprovalTopic")
+        for address in config.approvers:
+            only_its_own = sns.SubscriptionFilter.string_filter(allowlist=[address])
+            self.topic.add_subscription(
+                subscriptions.EmailSubscription(address, filter_policy={APPROVER_ATTRIBUTE: only_its_own})
+            )
+        self.api = fix(
+            apigateway.HttpApi(
+                self,
+                "ReviewApi",
+                description="Review page of silent data corruption incidents; only the mailed link opens it",
+                create_default_stage=False,
+            ),
+            "ReviewApi",
+        )
+        self._stage(config)
+
+    @property
+    def url(self) -> str:
+        """Where the page is served; a link is `{url}/review/{secret}`."""
+        return self.api.api_endpoint
+
+    def serve(self, show: lambda_.Function, decide: lambda_.Function) -> None:
+        """GET and HEAD show, POST decides; there is no other route."""
+        for name, function, methods in (("Show", show, [GET, HEAD]), ("Decide", decide, [POST])):
+            self.api.add_routes(path=PATH, methods=methods, integration=HttpLambdaIntegration(name, function))
+
+    def _stage(self, config: Deployment) -> None:
+        access_log = logs.LogGroup(
+            self,
+            "ReviewAccessLog",
+            retention=retention(config),
+            removal_policy=cdk.RemovalPolicy.DESTROY,
+        )
+        apigateway.CfnStage(
+            self,
+            "ReviewStage",
+            api_id=self.api.api_id,
+            stage_name="$default",
+            auto_deploy=True,
+            default_route_settings=apigateway.CfnStage.RouteSettingsProperty(
+                throttling_burst_limit=20, throttling_rate_limit=10
+            ),
+            access_log_settings=apigateway.CfnStage.AccessLogSettingsProperty(
+                destination_arn=access_log.log_group_arn, format=ACCESS_LOG_FORMAT
+            ),
+        )
+
+
+# Neither the path nor the query: the path holds the link's secret. The route key says which route it was.
+ACCESS_LOG_FORMAT = json.dumps(
+    {
+        name: f"$context.{name}"
+        for name in (
+            "requestId",
+            "requestTime",
+            "routeKey",
+            "status",
+            "responseLength",
+            "integrationErrorMessage",
+        )
+    }
+)
+
+
+def retention(config: Deployment) -> logs.RetentionDays:
+    """Days as CloudWatch's own enumeration, which has no value for an arbitrary number."""
+    for days, value in RETENTION.items():
+        if days >= config.log_retention_days:
+            return value
+    return logs.RetentionDays.TEN_YEARS
+
+
+RETENTION = {
+    7: logs.RetentionDays.ONE_WEEK,
+    30: logs.RetentionDays.ONE_MONTH,
+    90: logs.RetentionDays.THREE_MONTHS,
+    180: logs.RetentionDays.SIX_MONTHS,
+    365: logs.RetentionDays.ONE_YEAR,
+    731: logs.RetentionDays.TWO_YEARS,
+    1827: logs.RetentionDays.FIVE_YEARS,
+}

@@ -1,0 +1,129 @@
+"""One factory for every Lambda function: its own role, log group and exactly the variables it needs.
+
+In: the name of a function. Out: the function, with the policy of `permissions.py` and the environment that
+`lambdas.settings.VARIABLES` lists. Next: `workflow.py` (steps), `triggers.py` (ingest, register), `approvals.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_logs as logs
+from constructs import Construct
+
+from training_agent.contract.names import METRIC_NAMESPACE
+
+from .approvals import retention
+from .bundling import code
+from .config import Architecture, Deployment
+from .logical_ids import camel, fix
+from .permissions import PERMISSIONS
+from .places import Places
+from .variables import VARIABLES
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What differs between functions beside permissions and variables."""
+
+    purpose: str
+    handler: str = ""  # default: lambdas.handlers.<name>
+    timeout_s: int = 60
+    memory_mb: int = 512  # kubernetes and boto3 clients in memory, and CPU for their import
+
+
+FUNCTIONS: Mapping[str, Shape] = {
+    "register": Shape("verifies which node a job's ranks run on, while its pods live"),
+    "ingest": Shape("validates an alarm and starts one execution per accused node"),
+    "locate": Shape("ranks -> node -> instance -> GPU, from verified registrations"),
+    "contain": Shape("hold, cordon or evict, as the decision table's contain column says"),
+    "decide": Shape("asks the decision table what comes next"),
+    "confirm": Shape("telemetry, history and deep health check for ambiguous findings"),
+    "request_approval": Shape("mails the approvers and keeps the task token"),
+    "replace": Shape("replaces one approved node, once", timeout_s=120),
+    "verify": Shape("waits for the old instance to go and a new one to run"),
+    "resume": Shape("sees the job back on a clean checkpoint, releases, closes"),
+    "approval_show": Shape("GET of the review page; changes nothing", "lambdas.approval_page.show", 10),
+    "approval_decide": Shape("POST of the review page; one decision", "lambdas.approval_page.decide", 20),
+}
+WORKFLOW_STEPS = (
+    "locate", "contain", "decide", "confirm", "request_approval", "replace", "verify", "resume",
+)  # fmt: skip
+
+
+class FunctionFactory(Construct):
+    """Makes functions that share one code package and nothing else."""
+
+    def __init__(self, scope: Construct, config: Deployment) -> None:
+        super().__init__(scope, "Functions")
+        self._config = config
+        self.roles: dict[str, iam.IRole] = {}
+        self._code = code(config)
+        self._runtime = lambda_.Runtime(f"python{config.python_version}", lambda_.RuntimeFamily.PYTHON)
+        self._architecture = {
+            Architecture.ARM64: lambda_.Architecture.ARM_64,
+            Architecture.X86_64: lambda_.Architecture.X86_64,
+        }[config.architecture]
+
+    def make(self, name: str, places: Places) -> lambda_.Function:
+        """The function `name`, with its role and log group."""
+        shape, id_ = FUNCTIONS[name], camel(name)
+        log_group = fix(
+            logs.LogGroup(
+                self,
+                f"{id_}Log",
+                retention=retention(self._config),
+                removal_policy=cdk.RemovalPolicy.DESTROY,
+            ),
+            f"{id_}Log",
+        )
+        function = lambda_.Function(
+            self,
+            f"{id_}Function",
+            description=shape.purpose,
+            code=self._code,
+            handler=shape.handler or f"lambdas.handlers.{name}",
+            runtime=self._runtime,
+            architecture=self._architecture,
+            timeout=cdk.Duration.seconds(shape.timeout_s),
+            memory_size=shape.memory_mb,
+            environment=self._environment(name, places),
+            role=self._role(name, places, log_group),
+            log_group=log_group,
+        )
+        return fix(function, f"{id_}Function")
+
+    def _role(self, name: str, places: Places, log_group: logs.LogGroup) -> iam.IRole:
+        """A closed role: what `permissions.py` says and writing its own log, and CDK cannot add to it."""
+        write_log = iam.PolicyStatement(
+            actions=["logs:CreateLogStream", "logs:PutLogEvents"], resources=[log_group.log_group_arn]
+        )
+        statements = [write_log, *(allow.statement(places) for allow in PERMISSIONS[name])]
+        role = iam.Role(
+            self,
+            f"{camel(name)}Role",
+            description=f"Silent data corruption pipeline: {name}",
+            assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
+            inline_policies={name: iam.PolicyDocument(statements=statements)},
+        )
+        self.roles[name] = fix(role, f"{camel(name)}Role").without_policy_updates()
+        return self.roles[name]
+
+    def _environment(self, name: str, places: Places) -> dict[str, str]:
+        values = {
+            **places.variables,
+            "POWERTOOLS_SERVICE_NAME": name,
+            "POWERTOOLS_METRICS_NAMESPACE": METRIC_NAMESPACE,
+            "LOG_LEVEL": self._config.log_level,
+        }
+        unknown = sorted(set(VARIABLES[name]) - set(values))
+        if unknown:
+            raise LookupError(
+                f"lambdas.settings says that {name} needs {', '.join(unknown)}, which the stack does not know: "
+                "add it to infra/places.py"
+            )
+        return {variable: values[variable] for variable in VARIABLES[name]}

@@ -1,0 +1,95 @@
+"""The places that functions reach: for each, the ARN a policy names and the value an environment holds.
+
+In: the constructs of storage, triggers and approvals. Out: `Places`. Next: `permissions.py` (what a step may do
+there) and `functions.py` (which variables a step holds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import aws_cdk as cdk
+
+from .approvals import Approvals
+from .config import Deployment
+from .storage import BY_INCIDENT, Storage
+from .triggers import Triggers
+
+
+class Place(str, Enum):
+    """What a permission can be given on."""
+
+    INCIDENTS = "IncidentTable"
+    APPROVALS = "ApprovalTable"
+    APPROVALS_BY_INCIDENT = "ApprovalTable/by_incident"
+    REGISTRATIONS = "RegistrationTable"
+    QUARANTINE = "QuarantineTable"
+    CONTROL = "ControlTable"
+    CLUSTER = "HyperPod cluster"
+    EKS_CLUSTER = "EKS cluster"
+    BUS = "SdcBus"
+    TOPIC = "ApprovalTopic"
+    WORKFLOW = "IncidentWorkflow"
+    ALARM_QUEUE = "AlarmQueue"
+    REGISTRATION_QUEUE = "RegistrationQueue"
+    EVERYTHING = "*"  # needs a reason in the permission
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """ARNs by place, and deployed values by environment variable."""
+
+    arns: Mapping[Place, str]
+    variables: Mapping[str, str]
+
+    def with_workflow(self, arn: str) -> Places:
+        """The same places once the state machine is known."""
+        return replace(
+            self,
+            arns={**self.arns, Place.WORKFLOW: arn},
+            variables={**self.variables, "STATE_MACHINE_ARN": arn},
+        )
+
+
+def places(
+    stack: cdk.Stack, config: Deployment, storage: Storage, triggers: Triggers, approvals: Approvals
+) -> Places:
+    """Collect the places of one deployment; the workflow joins later."""
+    eks_cluster = stack.format_arn(service="eks", resource="cluster", resource_name=config.eks_cluster_name)
+    return Places(
+        arns={
+            Place.INCIDENTS: storage.incidents.table_arn,
+            Place.APPROVALS: storage.approvals.table_arn,
+            Place.APPROVALS_BY_INCIDENT: f"{storage.approvals.table_arn}/index/{BY_INCIDENT}",
+            Place.REGISTRATIONS: storage.registrations.table_arn,
+            Place.QUARANTINE: storage.quarantine.table_arn,
+            Place.CONTROL: storage.control.table_arn,
+            Place.CLUSTER: config.cluster_arn,
+            Place.EKS_CLUSTER: eks_cluster,
+            Place.BUS: triggers.bus.event_bus_arn,
+            Place.TOPIC: approvals.topic.topic_arn,
+            Place.ALARM_QUEUE: triggers.alarms.queue.queue_arn,
+            Place.REGISTRATION_QUEUE: triggers.registrations.queue.queue_arn,
+            Place.EVERYTHING: "*",
+        },
+        variables={
+            "INCIDENT_TABLE": storage.incidents.table_name,
+            "APPROVAL_TABLE": storage.approvals.table_name,
+            "REGISTRATION_TABLE": storage.registrations.table_name,
+            "QUARANTINE_TABLE": storage.quarantine.table_name,
+            "CONTROL_TABLE": storage.control.table_name,
+            "CLUSTER_NAME": config.cluster_name,
+            "EVENT_BUS_NAME": triggers.bus.event_bus_name,
+            "APPROVAL_TOPIC_ARN": approvals.topic.topic_arn,
+            "REVIEW_URL": approvals.url,
+            "MODE": config.mode.value,
+            "APPROVAL_TIMEOUT_SECONDS": str(config.approval_timeout_seconds),
+            "MAX_ALARM_AGE_SECONDS": str(config.max_alarm_age_seconds),
+            "REPLACEMENTS_PER_DAY": str(config.replacements_per_day),
+            "REPLACEMENT_BUDGET_PERCENT": str(config.replacement_budget_percent),
+            "REPLACEMENTS_PER_HOUR": str(config.replacements_per_hour),
+            "DEEP_CHECK_ENABLED": str(config.deep_check_enabled).lower(),
+        },
+    )

@@ -1,0 +1,199 @@
+"""The incident's state machine. The last expression of `_flow` reads as the flow.
+
+In: one function per step. Out: the state machine, started by `ingest` with `{"incident_id": ...}`.
+Each step answers {incident_id, outcome, story, wait_seconds, approval_timeout_seconds}; a choice reads the
+outcome, and whatever it does not know goes to a human. The incident's id always comes from the execution's own
+input, so that no answer (least of all the callback of an approval) can turn the flow to another incident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_logs as logs
+from aws_cdk import aws_stepfunctions as sfn
+from aws_cdk import aws_stepfunctions_tasks as tasks
+from constructs import Construct
+
+from .approvals import retention
+from .config import Deployment
+from .functions import FUNCTIONS
+from .logical_ids import fix
+
+INCIDENT = {"incident_id": sfn.JsonPath.string_at("$$.Execution.Input.incident_id")}
+RETRYABLE = ["ThrottledError", "ConflictError", "UnavailableError"]  # classes of lambdas.domain.errors
+ANYTHING_ELSE = "anything else"
+NEVER_RAN = ["Lambda.TooManyRequestsException", "Lambda.ServiceException"]  # steps are safe to call again
+MARGIN_S = 15  # a task outlives its function, so that the function's own error is what is caught
+NOTICE = {"notice": "human", "seen": sfn.JsonPath.entire_payload}  # the last answer, or {Error, Cause}
+LOG_DELIVERY = (
+    "logs:CreateLogDelivery", "logs:GetLogDelivery", "logs:UpdateLogDelivery", "logs:DeleteLogDelivery",
+    "logs:ListLogDeliveries", "logs:PutResourcePolicy", "logs:DescribeResourcePolicies", "logs:DescribeLogGroups",
+)  # fmt: skip
+TRACING = (
+    "xray:PutTraceSegments", "xray:PutTelemetryRecords", "xray:GetSamplingRules", "xray:GetSamplingTargets",
+)  # fmt: skip
+LONGEST_INCIDENT = cdk.Duration.days(14)  # outer net: waits are bounded by the steps themselves
+
+
+class IncidentWorkflow(Construct):
+    """State machine, its role and its log."""
+
+    def __init__(
+        self, scope: Construct, config: Deployment, functions: Mapping[str, lambda_.Function]
+    ) -> None:
+        super().__init__(scope, "Workflow")
+        self._functions = functions
+        log = logs.LogGroup(
+            self, "WorkflowLog", retention=retention(config), removal_policy=cdk.RemovalPolicy.DESTROY
+        )
+        self.machine = fix(
+            sfn.StateMachine(
+                self,
+                "IncidentWorkflow",
+                definition_body=sfn.DefinitionBody.from_chainable(self._flow()),
+                comment="One incident of silent data corruption: from the alarm to a healthy cluster",
+                role=self._role(),
+                timeout=LONGEST_INCIDENT,
+                tracing_enabled=True,
+                # Execution data would carry the task token of a waiting approval.
+                logs=sfn.LogOptions(destination=log, level=sfn.LogLevel.ERROR, include_execution_data=False),
+            ),
+            "IncidentWorkflow",
+        )
+
+    def _flow(self) -> sfn.IChainable:
+        locate, contain = self._step("locate"), self._step("contain")
+        decide, confirm = self._step("decide"), self._step("confirm")
+        request_approval = self._approval()
+        approval_timed_out = self._step("approval_timed_out", "request_approval", timed_out=True)
+        replace = self._step("replace", retry=False)  # the call has no client token: twice may be two nodes
+        verify, resume = self._step("verify"), self._step("resume")
+        tell_human = self._step("tell_human", "request_approval", **NOTICE)
+        tell_left_open = self._step("tell_left_open", "request_approval", **NOTICE)
+        joined = sfn.Succeed(self, "joined", comment="The evidence went to the incident that is open already")
+        closed = sfn.Succeed(self, "closed")
+        left_open = sfn.Fail(self, "left_open", error="LeftOpen", cause="A human has to close this incident")
+
+        request_approval.add_catch(approval_timed_out, errors=["States.Timeout"])
+        for task in (locate, contain, decide, confirm, request_approval, approval_timed_out, replace, verify):
+            task.add_catch(tell_human)
+        resume.add_catch(tell_left_open)  # not tell_human: it leads back here, one mail a round
+        for task in (tell_human, tell_left_open):
+            task.add_catch(left_open)
+
+        answers = {
+            "approved": replace,
+            "rejected_release": resume,
+            "rejected_keep": resume,
+            "expired": resume,
+        }
+        return self._story(
+            (locate, {"located": contain, "joined": joined}),
+            (contain, {"contained": decide}),
+            (decide, {"confirm": confirm, "approve": request_approval, "release": resume}),
+            (confirm, {"confirmed": decide, "waiting": self._wait_before(confirm)}),
+            (request_approval, answers),
+            (approval_timed_out, answers),
+            (replace, {"replaced": verify, "busy": self._wait_before(replace)}),
+            (verify, {"verified": resume, "waiting": self._wait_before(verify)}),
+            (tell_human, {ANYTHING_ELSE: resume}),
+            (resume, {"closed": closed, "waiting": self._wait_before(resume), ANYTHING_ELSE: tell_left_open}),
+            (tell_left_open, {ANYTHING_ELSE: left_open}),
+            otherwise=tell_human,
+        )
+
+    def _story(
+        self, *chapters: tuple[sfn.TaskStateBase, dict[str, sfn.IChainable]], otherwise: sfn.IChainable
+    ) -> sfn.IChainable:
+        """Connect each task to what follows its outcomes; the first chapter is the start."""
+        for task, outcomes in chapters:
+            fallback = outcomes.get(ANYTHING_ELSE, otherwise)
+            known = {name: target for name, target in outcomes.items() if name != ANYTHING_ELSE}
+            task.next(self._choice(task, known, fallback) if known else fallback)
+        return sfn.Chain.start(chapters[0][0])
+
+    def _choice(
+        self, task: sfn.TaskStateBase, outcomes: Mapping[str, sfn.IChainable], otherwise: sfn.IChainable
+    ) -> sfn.Choice:
+        choice = sfn.Choice(self, f"after {task.node.id}")
+        for outcome, target in outcomes.items():
+            # An answer without an outcome would be States.Runtime, which no Catch catches on AWS.
+            is_there = sfn.Condition.is_string("$.outcome")
+            choice.when(
+                sfn.Condition.and_(is_there, sfn.Condition.string_equals("$.outcome", outcome)), target
+            )
+        return choice.otherwise(otherwise)
+
+    def _wait_before(self, task: sfn.TaskStateBase) -> sfn.Wait:
+        wait = sfn.Wait(self, f"wait before {task.node.id}", time=sfn.WaitTime.seconds_path("$.wait_seconds"))
+        wait.next(task)
+        return wait
+
+    def _step(
+        self, state: str, function: str | None = None, *, retry: bool = True, **payload: Any
+    ) -> tasks.LambdaInvoke:
+        """A task whose output is the step's own answer."""
+        name = function or state
+        task = tasks.LambdaInvoke(
+            self,
+            state,
+            lambda_function=self._functions[name],
+            payload=sfn.TaskInput.from_object({**INCIDENT, **payload}),
+            payload_response_only=True,
+            retry_on_service_exceptions=False,
+            task_timeout=sfn.Timeout.duration(cdk.Duration.seconds(FUNCTIONS[name].timeout_s + MARGIN_S)),
+            comment=FUNCTIONS[name].purpose,
+        )
+        if retry:
+            _retry(task)
+        return task
+
+    def _approval(self) -> tasks.LambdaInvoke:
+        """Mails the link and waits until somebody decides or the approval expires."""
+        task = tasks.LambdaInvoke(
+            self,
+            "request_approval",
+            lambda_function=self._functions["request_approval"],
+            payload=sfn.TaskInput.from_object({**INCIDENT, "task_token": sfn.JsonPath.task_token}),
+            integration_pattern=sfn.IntegrationPattern.WAIT_FOR_TASK_TOKEN,
+            retry_on_service_exceptions=False,
+            task_timeout=sfn.Timeout.at("$.approval_timeout_seconds"),
+            comment="waits for a human, who decides behind the mailed link",
+        )
+        _retry(task)
+        return task
+
+    def _role(self) -> iam.IRole:
+        """Invoke exactly the steps. The two wildcards below have no resource level in AWS."""
+        statements = [
+            iam.PolicyStatement(
+                actions=["lambda:InvokeFunction"],
+                resources=[function.function_arn for function in self._functions.values()],
+            ),
+            iam.PolicyStatement(actions=list(LOG_DELIVERY), resources=["*"]),
+            iam.PolicyStatement(actions=list(TRACING), resources=["*"]),
+        ]
+        role = iam.Role(
+            self,
+            "WorkflowRole",
+            description="Silent data corruption pipeline: the state machine",
+            assumed_by=iam.ServicePrincipal("states.amazonaws.com"),
+            inline_policies={"workflow": iam.PolicyDocument(statements=statements)},
+        )
+        return fix(role, "WorkflowRole").without_policy_updates()
+
+
+def _retry(task: tasks.LambdaInvoke) -> None:
+    task.add_retry(
+        errors=[*RETRYABLE, *NEVER_RAN],
+        interval=cdk.Duration.seconds(2),
+        backoff_rate=2,
+        max_attempts=5,
+        max_delay=cdk.Duration.seconds(60),
+        jitter_strategy=sfn.JitterType.FULL,
+    )
