@@ -1,0 +1,284 @@
+"""Fake of the HyperPod training operator: keeps one job's pods on nodes and their torchruns running.
+
+Comes in: a job (command, environment, node count) and the fake Kubernetes API. It creates one pod per
+node rank, binds Pending pods to schedulable nodes, and starts one torchrun per pod when all pods are bound:
+that is an attempt. As the real one does:
+
+- any non-zero exit restarts the torchrun of every pod in place (same pods, same nodes);
+- a pod that vanishes (eviction, node gone) kills its torchrun; a successor with the same node rank stays
+  Pending until a node fits, then all pods start as a new attempt;
+- static rendezvous; MASTER_ADDR is the pod of node rank 0.
+
+Goes out: pod objects in the fake API, process logs, `attempts` for the story. Next: the agent in the pods.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from emulator.names import GPU_UUIDS_ANNOTATION
+from training_agent.contract import Env
+
+POLL_SECONDS = 0.1
+TERMINATION_GRACE_SECONDS = 10.0
+JOB_UID_LABEL = "training.sdc/job-uid"
+JOB_NAME_LABEL = "training.sdc/job-name"
+
+
+class KubernetesState(Protocol):
+    """What the operator and the kubelet need of the fake API server."""
+
+    def list_nodes(self) -> list[dict[str, Any]]: ...
+
+    def list_pods(self) -> list[dict[str, Any]]: ...
+
+    def create_pod(self, manifest: dict[str, Any]) -> dict[str, Any]: ...
+
+    def bind_pod(self, namespace: str, name: str, node: str) -> None: ...
+
+    def set_pod_phase(self, namespace: str, name: str, phase: str) -> None: ...
+
+    def delete_pod(self, namespace: str, name: str) -> None: ...
+
+
+def torchrun(job: JobSpec, node_rank: int, port: int) -> list[str]:
+    """The command of one pod: torchrun inside the agent's launcher, which keeps the workers' code."""
+    launch = [job.python, "-m", "training_agent.run", "--", job.python, "-m", "torch.distributed.run"]
+    launch += ["--nnodes", str(job.nodes), "--nproc-per-node", str(job.gpus_per_node)]
+    # every pod's address is the loopback interface here
+    launch += ["--node-rank", str(node_rank), "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    return [*launch, "--max-restarts", "0", *job.command]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What the job's manifest says."""
+
+    name: str
+    namespace: str
+    nodes: int
+    gpus_per_node: int
+    command: Sequence[str]  # the training script and its arguments, after torchrun's own
+    python: str  # interpreter of the training image
+    environment: Mapping[str, str]
+    shared_dir: Path
+    log_dir: Path
+    uid: str = field(default_factory=lambda: str(uuid.uuid4()))
+    service_account: str = "training"
+    launcher: Callable[[JobSpec, int, int], list[str]] = torchrun  # (job, node rank, master port) -> command
+
+
+@dataclass(slots=True)
+class Worker:
+    """One pod: its place in the job and the torchrun that runs in it now."""
+
+    node_rank: int
+    pod: str
+    pod_uid: str = ""
+    node: str | None = None
+    process: subprocess.Popen[bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One common start of all pods."""
+
+    number: int
+    started: float  # time.monotonic(), seconds
+    nodes: tuple[str, ...]  # by node rank
+
+
+class TrainingOperator:
+    """Reconciles one job until it succeeds, fails for good or is stopped."""
+
+    def __init__(self, kubernetes: KubernetesState, job: JobSpec, max_attempts: int = 12) -> None:
+        self.job = job
+        self.attempts: list[Attempt] = []
+        self.exit_codes: list[tuple[int, int, int]] = []  # (attempt, node rank, code of the pod's process)
+        self.failure: str | None = None
+        self._kubernetes = kubernetes
+        self._max_attempts = max_attempts
+        self._workers = [Worker(rank, f"{job.name}-worker-{rank}") for rank in range(job.nodes)]
+        self._stop = threading.Event()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="training-operator", daemon=True)
+
+    def __enter__(self) -> TrainingOperator:
+        self.job.log_dir.mkdir(parents=True, exist_ok=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until the job has succeeded or failed for good; False when `timeout` seconds passed first."""
+        return self._done.wait(timeout)
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(POLL_SECONDS) and not self._done.is_set():
+                self._reconcile()
+        except Exception as e:  # noqa: BLE001 - a dead operator must end the wait, with its reason
+            self.failure = f"the training operator broke: {e!r}"
+        finally:
+            self._stop_all()
+            self._done.set()
+
+    def _reconcile(self) -> None:
+        if self._replace_lost_pods():
+            self._stop_all()
+        self._bind_pending_pods()
+        if any(w.node is None for w in self._workers):
+            return
+        if all(w.process is None for w in self._workers):
+            self._start_attempt()
+            return
+        codes = [w.process.poll() if w.process else None for w in self._workers]
+        if any(code not in (None, 0) for code in codes):
+            self._stop_all()
+        elif all(code == 0 for code in codes):
+            self._stop_all()
+            for w in self._workers:
+                self._kubernetes.set_pod_phase(self.job.namespace, w.pod, "Succeeded")
+            self._done.set()
+
+    def _replace_lost_pods(self) -> bool:
+        """Create missing pods; True when one that was running has vanished."""
+        alive = {p["metadata"]["uid"]: p for p in self._kubernetes.list_pods()}
+        nodes = {n["metadata"]["name"] for n in self._kubernetes.list_nodes()}
+        lost = False
+        for w in self._workers:
+            if w.pod_uid in alive and (w.node is None or w.node in nodes):
+                continue
+            lost = lost or w.process is not None
+            if w.pod_uid in alive:
+                self._kubernetes.delete_pod(self.job.namespace, w.pod)
+            w.node = None
+            self._end(w)
+            w.pod_uid = self._kubernetes.create_pod(self._manifest(w))["metadata"]["uid"]
+        return lost
+
+    def _bind_pending_pods(self) -> None:
+        taken = {w.node for w in self._workers}
+        for w in self._workers:
+            if w.node is not None:
+                continue
+            for node in self._kubernetes.list_nodes():
+                name = node["metadata"]["name"]
+                if name not in taken and _schedulable(node):
+                    self._kubernetes.bind_pod(self.job.namespace, w.pod, name)
+                    w.node = name
+                    taken.add(name)
+                    break
+
+    def _start_attempt(self) -> None:
+        if len(self.attempts) >= self._max_attempts:
+            self.failure = f"the job did not end within {self._max_attempts} attempts"
+            self._done.set()
+            return
+        number = len(self.attempts) + 1
+        port = _free_port()
+        for w in self._workers:
+            self._kubernetes.set_pod_phase(self.job.namespace, w.pod, "Running")
+            log = self.job.log_dir / f"{w.pod}-attempt-{number}.log"
+            with log.open("wb") as out:
+                w.process = subprocess.Popen(
+                    self.job.launcher(self.job, w.node_rank, port),
+                    env=self._environment(w, number),
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        self.attempts.append(Attempt(number, time.monotonic(), tuple(str(w.node) for w in self._workers)))
+
+    def _environment(self, worker: Worker, attempt: int) -> dict[str, str]:
+        """The container's environment: the manifest's, the downward API's, the device plugin's."""
+        node = next(n for n in self._kubernetes.list_nodes() if n["metadata"]["name"] == worker.node)
+        termination_log = self.job.log_dir / f"{worker.pod}-attempt-{attempt}.termination-log"
+        return {
+            **{k: os.environ[k] for k in ("PATH", "HOME", "TMPDIR") if k in os.environ},
+            **self.job.environment,
+            Env.NODE_NAME.value: str(worker.node),
+            Env.POD_NAME.value: worker.pod,
+            Env.POD_UID.value: worker.pod_uid,
+            Env.POD_NAMESPACE.value: self.job.namespace,
+            Env.JOB_NAME.value: self.job.name,
+            Env.JOB_UID.value: self.job.uid,
+            Env.ATTEMPT.value: str(attempt),
+            Env.SHARED_DIR.value: str(self.job.shared_dir),
+            Env.GPU_UUIDS.value: ",".join(gpu_uuids_of(node)),
+            Env.TERMINATION_LOG.value: str(termination_log),
+        }
+
+    def _manifest(self, worker: Worker) -> dict[str, Any]:
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": worker.pod,
+                "namespace": self.job.namespace,
+                "labels": {JOB_UID_LABEL: self.job.uid, JOB_NAME_LABEL: self.job.name},
+            },
+            "spec": {"serviceAccountName": self.job.service_account, "containers": [{"name": "trainer"}]},
+            "status": {"phase": "Pending"},
+        }
+
+    def _stop_all(self) -> None:
+        running = [w.process for w in self._workers if w.process is not None and w.process.poll() is None]
+        for process in running:  # all first, so that their grace periods pass together
+            process.send_signal(signal.SIGTERM)
+        for w in self._workers:
+            self._end(w)
+
+    def _end(self, worker: Worker) -> None:
+        """Forget the pod's process, terminating it when it still runs; its exit code is kept."""
+        process, worker.process = worker.process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(TERMINATION_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self.exit_codes.append((len(self.attempts), worker.node_rank, process.returncode))
+
+
+def gpu_uuids_of(node: Mapping[str, Any]) -> list[str]:
+    """GPUs of a fake node, in local-rank order."""
+    annotation: str = node["metadata"]["annotations"][GPU_UUIDS_ANNOTATION]
+    return annotation.split(",")
+
+
+def _schedulable(node: Mapping[str, Any]) -> bool:
+    conditions = {c["type"]: c["status"] for c in node.get("status", {}).get("conditions", [])}
+    taints = node["spec"].get("taints", [])
+    return (
+        not node["spec"].get("unschedulable")
+        and conditions.get("Ready", "True") == "True"
+        and all(t.get("effect") not in ("NoSchedule", "NoExecute") for t in taints)
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port

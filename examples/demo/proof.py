@@ -1,0 +1,131 @@
+"""The proof: what happened, read back from the places where it happened, and whether it was right.
+
+Comes in: the bus, the incident rows, the fake HyperPod's request log, the injector's record and the weights'
+hashes. Goes out: `summary.json`, and why the demo failed, if it did. No value comes from the plan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training_agent.contract import Alarm
+
+# how an incident of each row must end here, when the deep check passes
+REPLACING_ROWS = frozenset({"C1", "C2", "V1", "W1"})
+RELEASED = "RELEASED"
+REPLACED = "REPLACED"
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything that was read back."""
+
+    fault: str
+    injected: Sequence[Mapping[str, Any]]  # the injector's records: rank, gpu_uuid, struck
+    alarms: Sequence[Alarm]  # from the bus, each delivery key once, in order
+    incidents: Sequence[Mapping[str, Any]]  # state rows, in the order they were opened
+    replacements: Sequence[tuple[str, str | None]]  # old and new instance id, from HyperPod's request log
+    mails: int
+    resumed_from_step: int | None  # of the last attempt, as registered
+    final_step: int | None
+    reference: Mapping[int, Mapping[str, Any]]  # rank -> hashes
+    resumed: Mapping[int, Mapping[str, Any]]
+    poisoned: Mapping[int, Mapping[str, Any]]
+    job_failure: str | None
+    deep_check: str
+
+
+def read_hashes(folder: Path, stem: str) -> dict[int, dict[str, Any]]:
+    """Read the hashes that each rank wrote beside `<stem>.pt`."""
+    records = [json.loads(p.read_text()) for p in folder.glob(f"{stem}-rank-*.json")]
+    return {r["rank"]: r for r in records}
+
+
+def summarize(seen: Observed) -> dict[str, Any]:
+    """Return the content of `summary.json`; alarm fields are null without an alarm."""
+    alarm = seen.alarms[0] if seen.alarms else None
+    several = seen.fault == "two-gpus"
+
+    def scalar_or_list(values: Sequence[Any]) -> Any:
+        return list(values) if several else (values[0] if values else None)
+
+    rows = list(dict.fromkeys(str(i["decision_row"]) for i in seen.incidents if i.get("decision_row")))
+    states = list(dict.fromkeys(str(i["state"]) for i in seen.incidents))
+    verdicts = [f.verdict.value for f in alarm.findings if f.verdict] if alarm else []
+    return {
+        "fault": seen.fault,
+        "injected_rank": scalar_or_list([r["rank"] for r in seen.injected]),
+        "named_ranks": sorted({r for a in seen.alarms for r in a.named_ranks}),
+        "check": alarm.check.value if alarm else None,
+        "verdict": verdicts[0] if verdicts else None,
+        "alarm_step": alarm.step if alarm else None,
+        "suspect_window": list(alarm.suspect_window) if alarm else None,
+        "suspect_instance": scalar_or_list([i["instance_id"] for i in seen.incidents]),
+        "decision_row": rows[0] if len(rows) == 1 else (rows or None),
+        "decided_rows": [list(i.get("decided_rows", [])) for i in seen.incidents],
+        "terminal_state": states[0] if len(states) == 1 else (states or None),
+        "replaced_instance": scalar_or_list([old for old, _ in seen.replacements]),
+        "new_instance": scalar_or_list([new for _, new in seen.replacements]),
+        "resumed_from_step": seen.resumed_from_step,
+        "final_step": seen.final_step,
+        "weights_identical_to_fault_free_run": bool(seen.resumed) and seen.resumed == seen.reference,
+        "poisoned_run_differs": None if _harmless_outside_replays(seen) else seen.poisoned != seen.reference,
+    }
+
+
+def failures(seen: Observed, summary: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong, one sentence each; empty when the demo proved what it claims."""
+    wrong = [seen.job_failure] if seen.job_failure else []
+    if not summary["weights_identical_to_fault_free_run"]:
+        wrong.append("the final weights or moments differ from those of the run that was never hit")
+    if seen.fault == "none":
+        if seen.alarms or seen.incidents or seen.mails or seen.replacements:
+            wrong.append("without a fault there was an alarm, an incident, a mail or a replacement")
+        return wrong
+    injected = sorted(r["rank"] for r in seen.injected)
+    if not injected:
+        wrong.append("the fault never struck")
+    if summary["named_ranks"] != injected:
+        wrong.append(f"ranks {summary['named_ranks']} were named, but ranks {injected} were hit")
+    if summary["poisoned_run_differs"] is False:
+        wrong.append("the fault changed nothing in the run without the agent: it proves nothing")
+    if len(seen.incidents) != len(injected):
+        wrong.append(f"{len(seen.incidents)} incidents were opened for {len(injected)} bad GPUs")
+    wrong += _wrong_endings(seen)
+    return wrong
+
+
+def _wrong_endings(seen: Observed) -> list[str]:
+    """Each incident must end as its last decided row says, and only the suspects' instances be replaced."""
+    wrong = []
+    to_replace = set()
+    for incident in seen.incidents:
+        row, state = _last_row(incident), incident["state"]
+        replaces = row in REPLACING_ROWS or (row == "V2" and seen.deep_check == "fail")
+        if replaces:
+            to_replace.add(incident["instance_id"])
+        expected = REPLACED if replaces else RELEASED
+        if seen.deep_check == "stuck" and not replaces:
+            expected = "HANDED_TO_HUMAN"
+        if state != expected:
+            wrong.append(
+                f"the incident on {incident['instance_id']} (row {row}) ended {state}, not {expected}"
+            )
+    replaced = [old for old, _ in seen.replacements]
+    if sorted(replaced) != sorted(to_replace):
+        wrong.append(f"instances {sorted(replaced)} were replaced, but {sorted(to_replace)} should have been")
+    return wrong
+
+
+def _last_row(incident: Mapping[str, Any]) -> str:
+    decided = list(incident.get("decided_rows") or [])
+    return str(decided[-1] if decided else incident.get("decision_row"))
+
+
+def _harmless_outside_replays(seen: Observed) -> bool:
+    """Faults that strike in replays only, and no fault at all, leave the run without the agent as it is."""
+    return seen.fault in ("none", "replayer-x1000")

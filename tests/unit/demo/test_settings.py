@@ -1,0 +1,33 @@
+"""The demo refuses what it cannot run, with a sentence that says what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from examples.demo.settings import DemoSettings
+from training_agent.errors import ConfigurationError
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    s = DemoSettings.from_env({})
+    assert (s.nodes, s.gpus, s.fault, s.deep_check, s.interactive) == (3, 2, "forward-x1000", "pass", False)
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"NODES": "2"}, "Set NODES=3 or more"),
+        ({"GPUS": "0"}, "Set GPUS=1 or more"),
+        ({"FAULT_RANK": "6"}, "ranks 0 to 5"),
+        ({"FAULT_RANK": "-1"}, "ranks 0 to 5"),
+        ({"NODES": "three"}, "not a whole number"),
+        ({"DEEP_CHECK": "maybe"}, "pass, fail, stuck"),
+    ],
+)
+def test_bad_input_is_refused_with_cause_and_remedy(environ: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        DemoSettings.from_env(environ)
+
+
+def test_the_default_rank_exists_in_the_smallest_layout() -> None:
+    assert DemoSettings.from_env({"NODES": "3", "GPUS": "1"}).fault_rank == 2
