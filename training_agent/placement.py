@@ -1,0 +1,146 @@
+"""Where ranks run and who replays whom. In: one `Place` per rank. Out: the rank map and the partners of an audit.
+
+Everything but `gather_places` (one collective) is pure. Next step: the guard's ring replay, then `attribution`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .contract import Independence, Place
+from .errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+MAX_OFFSETS = 8  # each new pair of ranks costs NCCL channels and memory
+NODES_FOR_INDEPENDENCE = 3  # original, replayer and arbiter each on a node of their own
+
+
+@dataclass(frozen=True, slots=True)
+class RankMap:
+    """All places, indexed by rank.
+
+    Raises:
+        ConfigurationError: ranks are not 0..n-1 in order, or two of them claim one GPU.
+    """
+
+    places: tuple[Place, ...]
+
+    def __post_init__(self) -> None:
+        ranks = [p.rank for p in self.places]
+        if ranks != list(range(len(ranks))):
+            raise ConfigurationError(
+                f"rank map: expected ranks 0 to {len(ranks) - 1} in order, got {ranks[:16]}"
+            )
+        self._refuse_shared("local rank", ((p.node, p.local_rank) for p in self.places))
+        self._refuse_shared("GPU", ((p.node, p.gpu_uuid) if p.gpu_uuid else None for p in self.places))
+
+    def _refuse_shared(self, what: str, seats: Iterable[Hashable]) -> None:
+        taken: defaultdict[Hashable, list[int]] = defaultdict(list)
+        for rank, seat in enumerate(seats):
+            if seat is not None:
+                taken[seat].append(rank)
+        for seat, ranks in taken.items():
+            if len(ranks) > 1:
+                raise ConfigurationError(
+                    f"ranks {ranks} claim the same {what} {seat}: replays on one GPU prove nothing; "
+                    "start one process per GPU and give each node its own NODE_NAME"
+                )
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.places)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Node names in the order of their lowest rank."""
+        return tuple(dict.fromkeys(p.node for p in self.places))
+
+    @property
+    def independence(self) -> Independence:
+        """By node from three nodes on, by GPU below."""
+        return Independence.NODE if len(self.nodes) >= NODES_FOR_INDEPENDENCE else Independence.GPU
+
+    def node_of(self, rank: int) -> str:
+        """Node of a rank."""
+        return self.places[rank].node
+
+    def ranks_on(self, node: str) -> tuple[int, ...]:
+        """Ranks on a node, ascending."""
+        return tuple(p.rank for p in self.places if p.node == node)
+
+
+def gather_places(place: Place, group: ProcessGroup | None = None) -> RankMap:
+    """Collect every rank's place; a collective of `group`, so all its ranks call it."""
+    import torch.distributed as dist
+
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, place, group=group)
+    return RankMap(tuple(sorted(gathered, key=lambda p: p.rank)))
+
+
+def partners(rank_map: RankMap, audit_index: int, rotate: bool = True) -> tuple[int, ...]:
+    """Say whose micro-batch each rank replays in one audit: `result[r]` is the target of replayer `r`.
+
+    Ranks are lined up node by node and the line is shifted against itself. A shift of at least the largest
+    node's size, from either end, never meets its own node: possible if and only if no node holds more than
+    half of the ranks. Then every layout, uneven or interleaved, gets such a permutation.
+
+    Args:
+        rank_map: all places.
+        audit_index: running number of the audit, equal on all ranks.
+        rotate: move on to another offset from audit to audit; False: one node's GPU count, always.
+
+    Raises:
+        ConfigurationError: fewer than two ranks; or, with three nodes and more, one node holds more than half.
+    """
+    offsets = _offsets(rank_map)
+    offset = offsets[audit_index % len(offsets)] if rotate else offsets[0]
+    line = _line(rank_map)
+    result = [0] * len(line)
+    for position, rank in enumerate(line):
+        result[rank] = line[(position + offset) % len(line)]
+    return tuple(result)
+
+
+def _line(rank_map: RankMap) -> list[int]:
+    node_index = {node: i for i, node in enumerate(rank_map.nodes)}
+    seats = sorted(rank_map.places, key=lambda p: (node_index[p.node], p.local_rank, p.rank))
+    return [p.rank for p in seats]
+
+
+def _offsets(rank_map: RankMap) -> tuple[int, ...]:
+    """Legal shifts, at most MAX_OFFSETS, the first one the largest node's GPU count."""
+    n = rank_map.size
+    if n < 2:
+        raise ConfigurationError(
+            f"{n} rank cannot be checked: a replica is compared with another one; start at least two ranks"
+        )
+    sizes = Counter(p.node for p in rank_map.places)
+    node, largest = sizes.most_common(1)[0]
+    if 2 * largest <= n:
+        low, high = largest, n - largest
+    elif len(sizes) < NODES_FOR_INDEPENDENCE:
+        low, high = 1, n - 1  # by GPU: `independence` says so
+    else:
+        raise ConfigurationError(
+            f"node {node} holds {largest} of {n} ranks ({_short(rank_map.ranks_on(node))}), more than half: "
+            "they cannot all be replayed on another node; spread the ranks more evenly"
+        )
+    count = high - low + 1
+    if count <= MAX_OFFSETS:
+        return tuple(range(low, high + 1))
+    grid = largest if len(set(sizes.values())) == 1 else 1  # even layouts keep the column: same local rank
+    steps = (high - low) // grid
+    spread = [low + grid * (steps * i // (MAX_OFFSETS - 1)) for i in range(MAX_OFFSETS)]
+    return tuple(dict.fromkeys(spread))
+
+
+def _short(ranks: tuple[int, ...]) -> str:
+    head = ", ".join(map(str, ranks[:8]))
+    return f"ranks {head}" + (", ..." if len(ranks) > 8 else "")

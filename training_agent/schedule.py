@@ -1,0 +1,109 @@
+"""When to check: global steps in, "due" or not out. Next step: the guard asks before each forward.
+
+Steps are global and 1-based. Every answer is a pure function of the step, so all ranks decide alike.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from enum import Enum
+
+from .errors import ConfigurationError
+
+
+class ScheduleWarning(UserWarning):
+    """The schedule is legal and leaves a gap that its text names."""
+
+
+class Partner(str, Enum):
+    """How replay partners are chosen, see `training_agent.placement.partners`."""
+
+    ROTATE = "rotate"  # from audit to audit, over at most 8 offsets
+    FIXED = "fixed"  # always one node's GPU count further
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How often each check runs, in global steps.
+
+    By default a checkpoint step is also an audit step (`strict`) and a weight-check step
+    (`check_on_checkpoint`), whatever the other two intervals say.
+
+    Raises:
+        ConfigurationError: an interval is not a positive whole number, or a flag is not a bool.
+    """
+
+    audit_every: int | None = 100  # ring replay; None: never
+    check_every: int = 10  # weights against each other
+    ckpt_every: int | None = 1000  # the loop saves after these steps; None: it saves when it likes
+    strict: bool = True
+    check_on_checkpoint: bool = True
+    partner: Partner = Partner.ROTATE
+
+    def __post_init__(self) -> None:
+        _interval("audit_every", self.audit_every, optional=True)
+        _interval("check_every", self.check_every, optional=False)
+        _interval("ckpt_every", self.ckpt_every, optional=True)
+        _flag("strict", self.strict)
+        _flag("check_on_checkpoint", self.check_on_checkpoint)
+        try:
+            object.__setattr__(self, "partner", Partner(self.partner))
+        except ValueError:
+            raise ConfigurationError(f"Schedule(partner={self.partner!r}): use 'rotate' or 'fixed'") from None
+        if self.gaps:
+            warnings.warn("Schedule: " + "; ".join(self.gaps), ScheduleWarning, stacklevel=3)
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """What this schedule leaves unchecked by choice, one clause each."""
+        gaps = []
+        if self.audit_every is None:
+            gaps.append("audit_every=None: finite faults of forward and backward are not caught")
+        elif not self.strict:
+            gaps.append("strict=False: a checkpoint can hold updates that no audit has passed")
+        if not self.check_on_checkpoint:
+            gaps.append("check_on_checkpoint=False: a checkpoint can hold weights that differ between ranks")
+        return tuple(gaps)
+
+    def audit_due(self, step: int) -> bool:
+        """Whether `step` is audited by replay."""
+        if self.audit_every is None:
+            return False
+        return step % self.audit_every == 0 or (self.strict and self.checkpoint_due(step))
+
+    def weights_due(self, step: int) -> bool:
+        """Whether the weights are compared after the update of `step`."""
+        return step % self.check_every == 0 or (self.check_on_checkpoint and self.checkpoint_due(step))
+
+    def checkpoint_due(self, step: int) -> bool:
+        """Whether the loop saves after the update of `step`."""
+        return self.ckpt_every is not None and step % self.ckpt_every == 0
+
+    def next_audit(self, step: int) -> int | None:
+        """First audit step at or after `step`; None when there are no audits."""
+        if self.audit_every is None:
+            return None
+        at_checkpoint = self.ckpt_every if self.strict else None
+        return _next(step, self.audit_every, at_checkpoint)
+
+    def next_weight_check(self, step: int) -> int:
+        """First weight-check step at or after `step`."""
+        return _next(step, self.check_every, self.ckpt_every if self.check_on_checkpoint else None)
+
+
+def _next(step: int, *intervals: int | None) -> int:
+    return min(-(-step // every) * every for every in intervals if every is not None)
+
+
+def _interval(name: str, value: object, *, optional: bool) -> None:
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        remedy = "a whole number of steps from 1 on" + (", or None to switch it off" if optional else "")
+        raise ConfigurationError(f"Schedule({name}={value!r}) is no interval: give {remedy}")
+
+
+def _flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"Schedule({name}={value!r}) is no switch: give True or False")
