@@ -24,8 +24,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from emulator.kubernetes import KubernetesState
 from emulator.names import GPU_UUIDS_ANNOTATION
 from training_agent.contract import Env
 
@@ -33,22 +34,6 @@ POLL_SECONDS = 0.1
 TERMINATION_GRACE_SECONDS = 10.0
 JOB_UID_LABEL = "training.sdc/job-uid"
 JOB_NAME_LABEL = "training.sdc/job-name"
-
-
-class KubernetesState(Protocol):
-    """What the operator and the kubelet need of the fake API server."""
-
-    def list_nodes(self) -> list[dict[str, Any]]: ...
-
-    def list_pods(self) -> list[dict[str, Any]]: ...
-
-    def create_pod(self, manifest: dict[str, Any]) -> dict[str, Any]: ...
-
-    def bind_pod(self, namespace: str, name: str, node: str) -> None: ...
-
-    def set_pod_phase(self, namespace: str, name: str, phase: str) -> None: ...
-
-    def delete_pod(self, namespace: str, name: str) -> None: ...
 
 
 def torchrun(job: JobSpec, node_rank: int, port: int) -> list[str]:
@@ -154,38 +139,38 @@ class TrainingOperator:
             self._stop_all()
         elif all(code == 0 for code in codes):
             self._stop_all()
-            for w in self._workers:
-                self._kubernetes.set_pod_phase(self.job.namespace, w.pod, "Succeeded")
             self._done.set()
 
     def _replace_lost_pods(self) -> bool:
-        """Create missing pods; True when one that was running has vanished."""
-        alive = {p["metadata"]["uid"]: p for p in self._kubernetes.list_pods()}
-        nodes = {n["metadata"]["name"] for n in self._kubernetes.list_nodes()}
+        """Create missing pods; True when one that was running has vanished or is being evicted."""
+        alive = {
+            pod["metadata"]["uid"]
+            for pod in self._kubernetes.pods.values()
+            if "deletionTimestamp" not in pod["metadata"]
+        }
         lost = False
         for w in self._workers:
-            if w.pod_uid in alive and (w.node is None or w.node in nodes):
+            if w.pod_uid in alive:
                 continue
             lost = lost or w.process is not None
-            if w.pod_uid in alive:
-                self._kubernetes.delete_pod(self.job.namespace, w.pod)
+            self._end(w)  # the kubelet's part: a SIGTERM, then the pod is gone
+            self._kubernetes.delete_pod(w.pod, namespace=self.job.namespace)
             w.node = None
-            self._end(w)
-            w.pod_uid = self._kubernetes.create_pod(self._manifest(w))["metadata"]["uid"]
+            w.pod_uid = self._kubernetes.create_pod(
+                w.pod,
+                namespace=self.job.namespace,
+                labels={JOB_UID_LABEL: self.job.uid, JOB_NAME_LABEL: self.job.name},
+                service_account=self.job.service_account,
+                gpus=self.job.gpus_per_node,
+                owner=("HyperPodPyTorchJob", self.job.name),
+            )["metadata"]["uid"]
         return lost
 
     def _bind_pending_pods(self) -> None:
-        taken = {w.node for w in self._workers}
         for w in self._workers:
-            if w.node is not None:
-                continue
-            for node in self._kubernetes.list_nodes():
-                name = node["metadata"]["name"]
-                if name not in taken and _schedulable(node):
-                    self._kubernetes.bind_pod(self.job.namespace, w.pod, name)
-                    w.node = name
-                    taken.add(name)
-                    break
+            if w.node is None and (free := self._kubernetes.free_nodes(self.job.gpus_per_node)):
+                w.node = free[0]
+                self._kubernetes.bind_pod(w.pod, w.node, namespace=self.job.namespace)
 
     def _start_attempt(self) -> None:
         if len(self.attempts) >= self._max_attempts:
@@ -195,7 +180,6 @@ class TrainingOperator:
         number = len(self.attempts) + 1
         port = _free_port()
         for w in self._workers:
-            self._kubernetes.set_pod_phase(self.job.namespace, w.pod, "Running")
             log = self.job.log_dir / f"{w.pod}-attempt-{number}.log"
             with log.open("wb") as out:
                 w.process = subprocess.Popen(
@@ -209,7 +193,7 @@ class TrainingOperator:
 
     def _environment(self, worker: Worker, attempt: int) -> dict[str, str]:
         """The container's environment: the manifest's, the downward API's, the device plugin's."""
-        node = next(n for n in self._kubernetes.list_nodes() if n["metadata"]["name"] == worker.node)
+        node = self._kubernetes.get("Node", worker.node)
         termination_log = self.job.log_dir / f"{worker.pod}-attempt-{attempt}.termination-log"
         return {
             **{k: os.environ[k] for k in ("PATH", "HOME", "TMPDIR") if k in os.environ},
@@ -224,19 +208,6 @@ class TrainingOperator:
             Env.SHARED_DIR.value: str(self.job.shared_dir),
             Env.GPU_UUIDS.value: ",".join(gpu_uuids_of(node)),
             Env.TERMINATION_LOG.value: str(termination_log),
-        }
-
-    def _manifest(self, worker: Worker) -> dict[str, Any]:
-        return {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": worker.pod,
-                "namespace": self.job.namespace,
-                "labels": {JOB_UID_LABEL: self.job.uid, JOB_NAME_LABEL: self.job.name},
-            },
-            "spec": {"serviceAccountName": self.job.service_account, "containers": [{"name": "trainer"}]},
-            "status": {"phase": "Pending"},
         }
 
     def _stop_all(self) -> None:
@@ -265,16 +236,6 @@ def gpu_uuids_of(node: Mapping[str, Any]) -> list[str]:
     """GPUs of a fake node, in local-rank order."""
     annotation: str = node["metadata"]["annotations"][GPU_UUIDS_ANNOTATION]
     return annotation.split(",")
-
-
-def _schedulable(node: Mapping[str, Any]) -> bool:
-    conditions = {c["type"]: c["status"] for c in node.get("status", {}).get("conditions", [])}
-    taints = node["spec"].get("taints", [])
-    return (
-        not node["spec"].get("unschedulable")
-        and conditions.get("Ready", "True") == "True"
-        and all(t.get("effect") not in ("NoSchedule", "NoExecute") for t in taints)
-    )
 
 
 def _free_port() -> int:

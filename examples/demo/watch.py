@@ -188,7 +188,7 @@ class Watch:
 
 def seats_of(cloud: LocalCloud, settings: DemoSettings) -> list[dict[str, str]]:
     """Node and GPU UUID of each rank, in the order in which the operator fills the nodes."""
-    nodes = cloud.kubernetes.list_nodes()[: settings.nodes]
+    nodes = list(cloud.kubernetes.nodes.values())[: settings.nodes]
     return [
         {"node": node["metadata"]["name"], "gpu_uuid": uuid} for node in nodes for uuid in gpu_uuids_of(node)
     ]

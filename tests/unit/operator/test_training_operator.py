@@ -1,59 +1,41 @@
 """The fake training operator restarts, reschedules and stops processes as the real one does.
 
-Real processes (small shell commands), a fake of the API server's state in memory.
+Real processes (small shell commands), the fake API server's own state.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from emulator.kubernetes import KubernetesState
 from emulator.names import GPU_UUIDS_ANNOTATION
+from emulator.timers import Timers
 from emulator.training_operator import JobSpec, TrainingOperator
 
 
-class Cluster:
-    """State of a small cluster."""
+class Cluster(KubernetesState):
+    """The fake API server's state with nodes of two GPUs."""
 
     def __init__(self, *nodes: str) -> None:
-        self.nodes = {name: self._node(name) for name in nodes}
-        self.pods: dict[str, dict[str, Any]] = {}
-
-    def _node(self, name: str) -> dict[str, Any]:
-        metadata = {"name": name, "annotations": {GPU_UUIDS_ANNOTATION: f"GPU-{name}-0,GPU-{name}-1"}}
-        return {
-            "metadata": metadata,
-            "spec": {},
-            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
-        }
+        super().__init__(Timers(0.01))
+        for name in nodes:
+            self.add(name)
 
     def add(self, name: str) -> None:
-        self.nodes[name] = self._node(name)
+        gpus = {GPU_UUIDS_ANNOTATION: f"GPU-{name}-0,GPU-{name}-1"}
+        self.add_node(name, labels={}, annotations=gpus, gpus=2, provider_id=name)
 
-    def list_nodes(self) -> list[dict[str, Any]]:
-        return list(self.nodes.values())
+    def cordon(self, name: str, cordoned: bool = True) -> None:
+        node = self.get("Node", name)
+        node["spec"]["unschedulable"] = cordoned
+        self.put_node(node)
 
-    def list_pods(self) -> list[dict[str, Any]]:
-        return list(self.pods.values())
-
-    def create_pod(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        manifest["metadata"]["uid"] = str(uuid.uuid4())
-        self.pods[manifest["metadata"]["name"]] = manifest
-        return manifest
-
-    def bind_pod(self, namespace: str, name: str, node: str) -> None:
-        self.pods[name]["spec"]["nodeName"] = node
-
-    def set_pod_phase(self, namespace: str, name: str, phase: str) -> None:
-        if name in self.pods:  # it may have been evicted meanwhile
-            self.pods[name]["status"]["phase"] = phase
-
-    def delete_pod(self, namespace: str, name: str) -> None:
-        self.pods.pop(name, None)
+    def phase(self, name: str) -> str | None:
+        pod = self.pods.get(("training", name))
+        return pod["status"]["phase"] if pod else None
 
 
 def script(text: str) -> Callable[[JobSpec, int, int], list[str]]:
@@ -89,7 +71,6 @@ def test_a_job_whose_pods_all_end_well_is_done(tmp_path: Path) -> None:
         assert operator.wait(10)
     assert operator.failure is None
     assert len(operator.attempts) == 1
-    assert {p["status"]["phase"] for p in cluster.list_pods()} == {"Succeeded"}
 
 
 def test_one_nonzero_exit_restarts_every_pod_in_place(tmp_path: Path) -> None:
@@ -106,9 +87,9 @@ def test_an_evicted_pod_waits_for_a_node_and_keeps_its_rank(tmp_path: Path) -> N
     text = '[ "$SDC_ATTEMPT" = 2 ] && echo $NODE_RANK on $NODE_NAME >> $MARKS/seats && exit 0; exec sleep 60'
     with TrainingOperator(cluster, job(tmp_path, text)) as operator:
         eventually(lambda: len(operator.attempts) == 1)
-        cluster.nodes["b"]["spec"]["unschedulable"] = True
-        cluster.delete_pod("training", "job-worker-1")
-        eventually(lambda: cluster.pods.get("job-worker-1", {}).get("status", {}).get("phase") == "Pending")
+        cluster.cordon("b")
+        cluster.terminate_pod("job-worker-1", namespace="training")
+        eventually(lambda: cluster.phase("job-worker-1") == "Pending")
         time.sleep(0.5)
         assert len(operator.attempts) == 1  # nothing starts while a pod is Pending
         cluster.add("c")
@@ -122,10 +103,10 @@ def test_a_released_node_takes_its_pod_back(tmp_path: Path) -> None:
     text = '[ "$SDC_ATTEMPT" = 2 ] && exit 0; exec sleep 60'
     with TrainingOperator(cluster, job(tmp_path, text)) as operator:
         eventually(lambda: len(operator.attempts) == 1)
-        cluster.nodes["a"]["spec"]["unschedulable"] = True
-        cluster.delete_pod("training", "job-worker-0")
-        eventually(lambda: "job-worker-0" in cluster.pods)
-        del cluster.nodes["a"]["spec"]["unschedulable"]
+        cluster.cordon("a")
+        cluster.delete_pod("job-worker-0", namespace="training")
+        eventually(lambda: cluster.phase("job-worker-0") == "Pending")
+        cluster.cordon("a", cordoned=False)
         assert operator.wait(10)
     assert operator.attempts[-1].nodes == ("a", "b")
 
