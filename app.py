@@ -1,4 +1,4 @@
-"""Entry of `cdk synth` and `cdk deploy`; `CDK_OUTDIR=folder python app.py` writes the template without the CLI."""
+"""Entry of `cdk synth` and `cdk deploy`; `CDK_OUTDIR=folder python app.py` does without the CLI."""
 
 from __future__ import annotations
 

@@ -2,4 +2,4 @@
 
 from .node_runtime import use_packaged_node
 
-use_packaged_node()  # jsii starts node when aws_cdk is first imported, so this must run before any module here
+use_packaged_node()  # jsii starts node when aws_cdk is first imported: before any module of this package

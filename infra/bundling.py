@@ -1,8 +1,8 @@
 """The code package of all functions, built by pip on this machine: no Docker.
 
-In: `lambdas/`, the wire format of the agent, pinned `lambdas/requirements.txt`. Out: one shared asset. Next:
-`functions.py`. boto3 is bundled because the runtime's own is older than StartClusterHealthCheck; of its service
-models only those in use stay.
+In: `lambdas/`, the wire format of the agent, pinned `lambdas/requirements.txt`. Out: one shared asset.
+Next: `functions.py`. boto3 is bundled because the runtime's own may be older than StartClusterHealthCheck
+(botocore 1.43); of its service models only those in use stay.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Deployment settings, validated before anything is built.
 
-In: the context of cdk.json and of `-c key=value` (everything arrives as JSON values or strings). Out: one frozen
-`Deployment`. Next: `stack.py`. CDK's own flags (names with ":" or "/") are left to CDK.
+In: the context of cdk.json and of `-c key=value` (JSON values or strings). Out: one frozen `Deployment`.
+Next: `stack.py`. CDK's own flags (names with ":" or "/") are left to CDK.
 """
 
 from __future__ import annotations
@@ -12,20 +12,13 @@ from enum import Enum
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from training_agent.contract import Mode
 
 SAMPLE_ACCOUNT = "123456789012"  # of the cluster ARN that cdk.json comes with; nobody can deploy to it
 
 
 class SettingsError(ValueError):
-    """The deployment cannot be built; the message lists each setting, what is wrong and where to change it."""
-
-
-class Mode(str, Enum):
-    """What the pipeline may do. A deployment starts in observe; the control table can only lower it."""
-
-    OBSERVE = "observe"
-    CONTAIN = "contain"
-    REPLACE = "replace"
+    """Nothing can be built; the message says for each setting what is wrong and where to change it."""
 
 
 class Architecture(str, Enum):
@@ -50,7 +43,7 @@ class Deployment(BaseModel):
     approvers: tuple[str, ...] = ()  # e-mail addresses; each confirms its own subscription
     alarm_topic_arn: str | None = None  # where alarms on the pipeline itself go
 
-    mode: Mode = Mode.OBSERVE
+    mode: Mode = Mode.OBSERVE  # the control table can lower it, never raise it
     approval_timeout_seconds: Annotated[int, Field(ge=1, le=7 * 86400)] = 8 * 3600
     max_alarm_age_seconds: Annotated[int, Field(ge=60, le=86400)] = 3600
     replacements_per_day: Annotated[int, Field(ge=0, le=25)] = 1  # absolute cap in 24 h
@@ -119,8 +112,5 @@ def _sentence(problem: Any) -> str:
         return f"{name}: there is no such setting (known: {', '.join(sorted(Deployment.model_fields))})"
     if problem["type"] == "missing":
         return f"{name}: missing"
-    return (
-        f"{name}: {problem['msg'].removeprefix('Value error, ')} (got {problem['input']!r})"
-        if problem["loc"]
-        else f"{name}: {problem['msg'].removeprefix('Value error, ')}"
-    )
+    what = problem["msg"].removeprefix("Value error, ")
+    return f"{name}: {what} (got {problem['input']!r})" if problem["loc"] else what

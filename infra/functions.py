@@ -1,7 +1,7 @@
 """One factory for every Lambda function: its own role, log group and exactly the variables it needs.
 
 In: the name of a function. Out: the function, with the policy of `permissions.py` and the environment that
-`lambdas.settings.VARIABLES` lists. Next: `workflow.py` (steps), `triggers.py` (ingest, register), `approvals.py`.
+`lambdas.settings.VARIABLES` lists. Next: `workflow.py` (steps), `triggers.py`, `approvals.py` (entrances).
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
-from training_agent.contract.names import METRIC_NAMESPACE
+from lambdas.settings import HANDLERS, VARIABLES
+from training_agent.contract import METRIC_NAMESPACE
 
 from .approvals import retention
 from .bundling import code
-from .config import Architecture, Deployment
+from .config import Architecture, Deployment, SettingsError
 from .logical_ids import camel, fix
 from .permissions import PERMISSIONS
 from .places import Places
-from .variables import VARIABLES
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What differs between functions beside permissions and variables."""
+    """What differs between functions beside handler, permissions and variables."""
 
     purpose: str
-    handler: str = ""  # default: lambdas.handlers.<name>
     timeout_s: int = 60
     memory_mb: int = 512  # kubernetes and boto3 clients in memory, and CPU for their import
 
@@ -47,8 +46,8 @@ FUNCTIONS: Mapping[str, Shape] = {
     "replace": Shape("replaces one approved node, once", timeout_s=120),
     "verify": Shape("waits for the old instance to go and a new one to run"),
     "resume": Shape("sees the job back on a clean checkpoint, releases, closes"),
-    "approval_show": Shape("GET of the review page; changes nothing", "lambdas.approval_page.show", 10),
-    "approval_decide": Shape("POST of the review page; one decision", "lambdas.approval_page.decide", 20),
+    "approval_show": Shape("GET of the review page; changes nothing", timeout_s=10),
+    "approval_decide": Shape("POST of the review page; one decision", timeout_s=20),
 }
 WORKFLOW_STEPS = (
     "locate", "contain", "decide", "confirm", "request_approval", "replace", "verify", "resume",
@@ -86,7 +85,7 @@ class FunctionFactory(Construct):
             f"{id_}Function",
             description=shape.purpose,
             code=self._code,
-            handler=shape.handler or f"lambdas.handlers.{name}",
+            handler=HANDLERS[name],
             runtime=self._runtime,
             architecture=self._architecture,
             timeout=cdk.Duration.seconds(shape.timeout_s),
@@ -122,8 +121,8 @@ class FunctionFactory(Construct):
         }
         unknown = sorted(set(VARIABLES[name]) - set(values))
         if unknown:
-            raise LookupError(
-                f"lambdas.settings says that {name} needs {', '.join(unknown)}, which the stack does not know: "
-                "add it to infra/places.py"
+            raise SettingsError(
+                f"lambdas.settings says that {name} needs {', '.join(unknown)}, which the stack does not "
+                "know: add it to infra/places.py"
             )
         return {variable: values[variable] for variable in VARIABLES[name]}

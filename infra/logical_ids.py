@@ -1,4 +1,4 @@
-"""Stable logical ids: tests, the local cloud and operators name resources by them, so moving code keeps them."""
+"""Stable logical ids: tests, the local cloud and operators name resources by them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Resource = TypeVar("Resource", bound=Construct)
 
 
 def fix(resource: Resource, logical_id: str) -> Resource:
-    """Give the CloudFormation resource behind `resource` exactly this logical id, and hand `resource` back."""
+    """Give the CloudFormation resource behind `resource` this logical id, and hand `resource` back."""
     element = resource if isinstance(resource, CfnElement) else resource.node.default_child
     assert isinstance(element, CfnElement), f"{logical_id}: no CloudFormation resource behind {resource}"
     element.override_logical_id(logical_id)

@@ -1,7 +1,7 @@
 """The places that functions reach: for each, the ARN a policy names and the value an environment holds.
 
-In: the constructs of storage, triggers and approvals. Out: `Places`. Next: `permissions.py` (what a step may do
-there) and `functions.py` (which variables a step holds).
+In: the constructs of storage, triggers and approvals. Out: `Places`. Next: `permissions.py` (what a step may
+do there) and `functions.py` (which variables a step holds).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class TrainingSdcStack(cdk.Stack):
         super().__init__(
             scope,
             config.stack_name,
-            description=f"Silent data corruption: detection to recovery on HyperPod cluster {config.cluster_name}",
+            description=f"Silent data corruption on cluster {config.cluster_name}: alarm to recovery",
         )
         # What the pipeline knows, hears and whom it asks.
         storage = Storage(self)

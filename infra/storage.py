@@ -1,7 +1,7 @@
 """The five tables: what the pipeline knows.
 
 In: nothing. Out: `Storage`, whose tables the functions and the training pods name. Next: `functions.py`.
-Tables are retained when the stack goes: the incident table is the audit trail, a waiting approval must survive.
+Tables stay when the stack goes: the incident table is the audit trail, a waiting approval must survive.
 """
 
 from __future__ import annotations

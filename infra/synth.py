@@ -1,6 +1,6 @@
 """Template out of settings: `synthesize` for tests and the local cloud, `build` for app.py.
 
-In: cdk.json, the variable CDK_CONTEXT_JSON (the CDK CLI sets it from cdk.json and `-c`), overrides of the caller.
+In: cdk.json, the variable CDK_CONTEXT_JSON (the CDK CLI sets it), the caller's overrides.
 Out: a cloud assembly; works offline, without an account. Next: `cdk deploy`, or the local cloud.
 """
 
@@ -44,7 +44,7 @@ def build(context: Mapping[str, Any], out_dir: Path | None = None) -> tuple[cdk.
     app = cdk.App(
         outdir=str(out_dir) if out_dir else None,
         context=flags,
-        analytics_reporting=False,  # no metadata resource, the template says what is deployed and nothing else
+        analytics_reporting=False,  # no metadata resource: the template says what is deployed
         tree_metadata=False,
     )
     TrainingSdcStack(app, config)

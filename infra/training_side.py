@@ -1,7 +1,7 @@
 """What training pods get: one managed policy, and the settings of the agent as outputs.
 
-In: bus and quarantine table. Out: `TrainingPodPolicy` for the pods' role, outputs for the job manifest. Next: the
-operator attaches the policy to the role of the pods (Pod Identity or IRSA).
+In: bus and quarantine table. Out: `TrainingPodPolicy` for the pods' role, outputs for the job manifest. Next:
+the operator attaches the policy to the role of the pods (Pod Identity or IRSA).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How events come in: bus -> rule -> queue -> function, with a dead-letter queue behind each hop.
 
-In: events of the training pods. Out: `Triggers` (bus and queues), then `feed` connects a queue to its function.
-Next: the handlers `ingest` and `register`. A record that fails alone is redelivered alone (partial batches).
+In: events of the training pods. Out: `Triggers` (bus and queues); `feed` connects them to functions. Next:
+the handlers `ingest` and `register`. A record that fails alone is redelivered alone (partial batches).
 """
 
 from __future__ import annotations

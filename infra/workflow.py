@@ -2,8 +2,8 @@
 
 In: one function per step. Out: the state machine, started by `ingest` with `{"incident_id": ...}`.
 Each step answers {incident_id, outcome, story, wait_seconds, approval_timeout_seconds}; a choice reads the
-outcome, and whatever it does not know goes to a human. The incident's id always comes from the execution's own
-input, so that no answer (least of all the callback of an approval) can turn the flow to another incident.
+outcome, and whatever it does not know goes to a human. The incident's id always comes from the execution's
+own input: no answer, least of all the callback of an approval, can turn the flow to another incident.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ MARGIN_S = 15  # a task outlives its function, so that the function's own error 
 NOTICE = {"notice": "human", "seen": sfn.JsonPath.entire_payload}  # the last answer, or {Error, Cause}
 LOG_DELIVERY = (
     "logs:CreateLogDelivery", "logs:GetLogDelivery", "logs:UpdateLogDelivery", "logs:DeleteLogDelivery",
-    "logs:ListLogDeliveries", "logs:PutResourcePolicy", "logs:DescribeResourcePolicies", "logs:DescribeLogGroups",
+    "logs:ListLogDeliveries", "logs:PutResourcePolicy", "logs:DescribeResourcePolicies",
+    "logs:DescribeLogGroups",
 )  # fmt: skip
 TRACING = (
-    "xray:PutTraceSegments", "xray:PutTelemetryRecords", "xray:GetSamplingRules", "xray:GetSamplingTargets",
+    "xray:PutTraceSegments", "xray:PutTelemetryRecords",
+    "xray:GetSamplingRules", "xray:GetSamplingTargets",
 )  # fmt: skip
 LONGEST_INCIDENT = cdk.Duration.days(14)  # outer net: waits are bounded by the steps themselves
 
@@ -70,11 +72,15 @@ class IncidentWorkflow(Construct):
         locate, contain = self._step("locate"), self._step("contain")
         decide, confirm = self._step("decide"), self._step("confirm")
         request_approval = self._approval()
-        approval_timed_out = self._step("approval_timed_out", "request_approval", timed_out=True)
+        approval_timed_out = self._tell(
+            "approval_timed_out", {"timed_out": True}, "nobody answered in time, or just in time"
+        )
         replace = self._step("replace", retry=False)  # the call has no client token: twice may be two nodes
         verify, resume = self._step("verify"), self._step("resume")
-        tell_human = self._step("tell_human", "request_approval", **NOTICE)
-        tell_left_open = self._step("tell_left_open", "request_approval", **NOTICE)
+        tell_human = self._tell("tell_human", NOTICE, "tells the approvers why this one is theirs")
+        tell_left_open = self._tell(
+            "tell_left_open", NOTICE, "tells the approvers that it could not be closed"
+        )
         joined = sfn.Succeed(self, "joined", comment="The evidence went to the incident that is open already")
         closed = sfn.Succeed(self, "closed")
         left_open = sfn.Fail(self, "left_open", error="LeftOpen", cause="A human has to close this incident")
@@ -108,7 +114,7 @@ class IncidentWorkflow(Construct):
         )
 
     def _story(
-        self, *chapters: tuple[sfn.TaskStateBase, dict[str, sfn.IChainable]], otherwise: sfn.IChainable
+        self, *chapters: tuple[sfn.TaskStateBase, Mapping[str, sfn.IChainable]], otherwise: sfn.IChainable
     ) -> sfn.IChainable:
         """Connect each task to what follows its outcomes; the first chapter is the start."""
         for task, outcomes in chapters:
@@ -135,7 +141,13 @@ class IncidentWorkflow(Construct):
         return wait
 
     def _step(
-        self, state: str, function: str | None = None, *, retry: bool = True, **payload: Any
+        self,
+        state: str,
+        function: str | None = None,
+        *,
+        payload: Mapping[str, Any] | None = None,
+        retry: bool = True,
+        comment: str | None = None,
     ) -> tasks.LambdaInvoke:
         """A task whose output is the step's own answer."""
         name = function or state
@@ -143,15 +155,19 @@ class IncidentWorkflow(Construct):
             self,
             state,
             lambda_function=self._functions[name],
-            payload=sfn.TaskInput.from_object({**INCIDENT, **payload}),
+            payload=sfn.TaskInput.from_object({**INCIDENT, **(payload or {})}),
             payload_response_only=True,
             retry_on_service_exceptions=False,
             task_timeout=sfn.Timeout.duration(cdk.Duration.seconds(FUNCTIONS[name].timeout_s + MARGIN_S)),
-            comment=FUNCTIONS[name].purpose,
+            comment=comment or FUNCTIONS[name].purpose,
         )
         if retry:
             _retry(task)
         return task
+
+    def _tell(self, state: str, payload: dict[str, Any], comment: str) -> tasks.LambdaInvoke:
+        """A further task of the function that speaks to humans; it keeps no task token."""
+        return self._step(state, "request_approval", payload=payload, comment=comment)
 
     def _approval(self) -> tasks.LambdaInvoke:
         """Mails the link and waits until somebody decides or the approval expires."""

@@ -1,7 +1,7 @@
-"""What the functions may do at the Kubernetes API: access entries here, RBAC in the manifests beside this file.
+"""What the functions may do at the Kubernetes API: access entries here, RBAC in the manifest beside it.
 
-In: the roles of the functions. Out: one EKS access entry for each role that talks to Kubernetes, if the operator
-wants them from this stack (`eks_access_entries`). Next: `kubectl apply -f infra/eks_access/rbac.yaml`.
+In: the roles of the functions. Out: one EKS access entry for each role that talks to Kubernetes, if the
+operator wants them from this stack (`eks_access_entries`). Next: `kubectl apply -f` of `rbac.yaml`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GROUPS: Mapping[str, str] = {
 
 
 class EksAccess(Construct):
-    """Access entries; none unless asked for, since they need authentication mode API or API_AND_CONFIG_MAP."""
+    """Access entries; none unless asked for: they need authentication mode API or API_AND_CONFIG_MAP."""
 
     def __init__(self, scope: Construct, config: Deployment, roles: Mapping[str, iam.IRole]) -> None:
         super().__init__(scope, "EksAccess")
