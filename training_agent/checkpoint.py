@@ -114,9 +114,9 @@ class CheckpointStore:
             doubtful = [c.path.name for c in self.list() if c.doubtful]
             if doubtful:
                 raise CheckpointError(
-                    f"No checkpoint in {self.folder} is from before the suspect window; left are {', '.join(doubtful)}."
-                    " Ask a human: bring back an older checkpoint as step-<n>, rename a doubtful one that was "
-                    "judged sound back to step-<n>, or start over in an empty folder."
+                    f"No checkpoint in {self.folder} is from before the suspect window; left are "
+                    f"{', '.join(doubtful)}. Ask a human: bring back an older one as step-<n>, rename one "
+                    "that was judged sound back to step-<n>, or start over in an empty folder."
                 )
         return newest
 
@@ -139,8 +139,8 @@ class CheckpointStore:
         for name, expected in record["files"].items():
             if _sha256(info.path / name) != expected["sha256"]:
                 raise CheckpointError(
-                    f"Checkpoint file {info.path / name} is not what was written: its SHA-256 differs from the "
-                    "manifest's. Move the folder away to resume from an older one."
+                    f"Checkpoint file {info.path / name} is not what was written: its SHA-256 differs from "
+                    "the manifest's. Move the folder away to resume from an older one."
                 )
         try:
             state = torch.load(info.path / STATE, map_location="cpu", weights_only=True)

@@ -1,7 +1,7 @@
 """How a worker's exit code gets past torchrun, which itself answers 1 whatever its workers said.
 
-`record` leaves the code in the folder that `training_agent.run` passed by environment variable; `install` makes
-an uncaught `AgentError` end the process with its own code. Next: `training_agent.run` reads the folder.
+`record` leaves the code in the folder that `training_agent.run` passed by environment variable; `install`
+makes an uncaught `AgentError` end the process with its own code. Next: `training_agent.run` reads the folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _installed = threading.Event()
 
 
 def record(code: int) -> None:
-    """Leave this worker's exit code for the launcher wrapper; without a wrapper, or on a full disk, do nothing."""
+    """Leave this worker's exit code for the launcher wrapper; without a wrapper do nothing."""
     folder = os.environ.get(Env.EXIT_CODE_DIR)
     if not folder:
         return

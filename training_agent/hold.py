@@ -11,30 +11,22 @@ all ranks wait alike, until the pod is evicted, the quarantine is released, or `
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
 from . import exit_codes
 from .clients import ClientFactory, boto3_client
-from .contract import (
-    ContractError,
-    Mode,
-    Place,
-    QuarantineEntry,
-    gpu_subject,
-    instance_subject,
-    job_subject,
-)
+from .contract import Place
 from .errors import ConfigurationError, RefusedNodeError
+from .hold_judge import Judge, shorten
 from .log_line import log_line
 from .placement_files import Judgement, PlacementFiles
-from .quarantine import covers, read_record
-from .quarantine_table import QuarantineTable, Row, TableUnreadableError
+from .report.resend import Resender
 from .settings import AgentSettings, Worker
 
 PLACEMENT_TIMEOUT = timedelta(minutes=15)  # for the other ranks' files; torchrun starts workers together
 _LOOK_S = 0.1  # at files
+_RESEND_S = 30.0  # between tries to send what the spool still has
 _GRACE_S = 30.0  # for rank 0's last word after the timeout
 
 
@@ -81,7 +73,7 @@ def hold_while_quarantined(
     files = PlacementFiles(settings.shared_dir, settings.job.attempt, place, worker.world_size)
     rank = _Rank(settings, place, files, heartbeat)
     if place.rank == 0:
-        return rank.lead(_Judge(settings, client), poll)
+        return rank.lead(Judge(settings, client), Resender(settings, client), poll)
     return rank.follow()
 
 
@@ -98,13 +90,18 @@ class _Rank:
         self._began = time.monotonic()
         self._last_line = self._began
         self._reasons: tuple[str, ...] = ()
+        self._warned = False
 
-    def lead(self, judge: _Judge, poll: timedelta) -> HoldResult:
+    def lead(self, judge: Judge, resender: Resender, poll: timedelta) -> HoldResult:
         """Rank 0: judge all places again and again, and tell the others."""
         self._wait_for_places()
         places = self._files.places()
+        resend_at = 0.0
         while True:
             judgement = judge.judge(places)
+            if judgement.word == "hold" and time.monotonic() >= resend_at:
+                resend_at = time.monotonic() + _RESEND_S
+                self._resend(resender)
             if judgement.word == "hold" and self._timed_out():
                 judgement = Judgement("refuse", judgement.reasons)
             self._files.say(judgement)
@@ -128,15 +125,21 @@ class _Rank:
             self._files.missing()  # writes this rank's file again, should rank 0 have restarted
             time.sleep(_LOOK_S)
 
+    def _resend(self, resender: Resender) -> None:
+        why = resender.try_once()
+        if why is not None and not self._warned:
+            self._warned = True
+            log_line("warning", message=f"The alarm that holds this job has not reached the event bus: {why}")
+
     def _wait_for_places(self) -> None:
         while missing := self._files.missing():
             if self._waited_s() > PLACEMENT_TIMEOUT.total_seconds():
                 raise ConfigurationError(
-                    f"Ranks {_short(missing)} of attempt {self._settings.job.attempt} wrote no place to "
+                    f"Ranks {shorten(missing)} of attempt {self._settings.job.attempt} wrote no place to "
                     f"{self._files.folder} within {PLACEMENT_TIMEOUT}. Check that SDC_SHARED_DIR is the same "
                     "shared folder, and SDC_ATTEMPT the same number, in all pods."
                 )
-            self._line("waiting", f"for the places of ranks {_short(missing)}")
+            self._line("waiting", f"for the places of ranks {shorten(missing)}")
             time.sleep(_LOOK_S)
 
     def _obey(self, judgement: Judgement) -> HoldResult | None:
@@ -148,8 +151,8 @@ class _Rank:
         if judgement.word == "refuse":
             raise RefusedNodeError(
                 f"Held for {timedelta(seconds=round(self._waited_s()))} and not released: "
-                f"{'; '.join(judgement.reasons)}. Decide on the incident (its mail has the link), or move the job "
-                "to other nodes; SDC_HOLD_TIMEOUT_SECONDS sets how long a start waits."
+                f"{'; '.join(judgement.reasons)}. Decide on the incident (its mail has the link), or move "
+                "the job to other nodes; SDC_HOLD_TIMEOUT_SECONDS sets how long a start waits."
             )
         first = judgement.reasons != self._reasons
         self._reasons = judgement.reasons
@@ -175,93 +178,3 @@ class _Rank:
 
     def _timed_out(self, grace_s: float = 0.0) -> bool:
         return self._waited_s() >= self._settings.hold_timeout.total_seconds() + grace_s
-
-
-class _Judge:
-    """Rank 0's judgement over all places; unknown is not healthy, except where nothing accuses anybody."""
-
-    def __init__(self, settings: AgentSettings, client: ClientFactory) -> None:
-        self._settings = settings
-        self._table = (
-            QuarantineTable(settings.quarantine_table, client) if settings.quarantine_table else None
-        )
-        self._warned = False
-
-    def judge(self, places: tuple[Place, ...]) -> Judgement:
-        """Return go, or hold with one reason per suspect on which a rank stands."""
-        assert self._settings.shared_dir is not None
-        try:
-            entries = read_record(self._settings.shared_dir).entries
-        except (ContractError, OSError) as e:
-            return self._unless_observing(
-                f"the record of suspects cannot be read ({e}): repair or restore it"
-            )
-        accused = tuple(e for e in entries if any(covers(e, p) for p in places))
-        if self._table is None:
-            return _judgement(_why(e, places) + "; no quarantine table is configured" for e in accused)
-        try:
-            if self._table.mode() is Mode.OBSERVE:
-                return Judgement("go")
-            rows = self._table.rows(self._subjects(places, accused))
-        except TableUnreadableError as e:
-            return self._without_table(accused, places, str(e))
-        reasons = [f"{r.subject} is quarantined" for r in rows.values() if r.held]
-        free = [e for e in accused if self._is_free(e, rows)]
-        reasons += [_why(e, places) for e in accused if e not in free]
-        return _judgement(reasons)
-
-    def _subjects(self, places: tuple[Place, ...], accused: tuple[QuarantineEntry, ...]) -> list[str]:
-        subjects = [job_subject(self._settings.job.uid)]
-        for seat in (*places, *accused):
-            if seat.instance_id:
-                subjects.append(instance_subject(seat.instance_id))
-            if seat.gpu_uuid:
-                subjects.append(gpu_subject(seat.gpu_uuid))
-        return subjects
-
-    def _is_free(self, entry: QuarantineEntry, rows: dict[str, Row]) -> bool:
-        own = []
-        if entry.instance_id:
-            own.append(instance_subject(entry.instance_id))
-        if entry.gpu_uuid:
-            own.append(gpu_subject(entry.gpu_uuid))
-        found = [rows[s] for s in own if s in rows]
-        # An alarm that names nobody is one incident of the job: its row then speaks for the places involved.
-        job = rows.get(job_subject(self._settings.job.uid))
-        found = found or ([job] if job else [])
-        return bool(found) and not any(r.held for r in found) and any(r.releases(entry) for r in found)
-
-    def _without_table(
-        self, accused: tuple[QuarantineEntry, ...], places: tuple[Place, ...], why: str
-    ) -> Judgement:
-        if not self._warned:
-            self._warned = True
-            log_line("warning", message=f"{why}. Nobody is released until it answers.")
-        return _judgement(f"{_why(e, places)}; the table gives no answer" for e in accused)
-
-    def _unless_observing(self, reason: str) -> Judgement:
-        try:
-            observing = self._table is not None and self._table.mode() is Mode.OBSERVE
-        except TableUnreadableError:
-            observing = False
-        return Judgement("go") if observing else Judgement("hold", (reason,))
-
-
-def _judgement(reasons: Iterable[str]) -> Judgement:
-    unique = tuple(dict.fromkeys(reasons))
-    return Judgement("hold", unique) if unique else Judgement("go")
-
-
-def _why(entry: QuarantineEntry, places: tuple[Place, ...]) -> str:
-    ranks = [p.rank for p in places if covers(entry, p)]
-    since = f"(alarm {entry.delivery_key[:8]} of {entry.time})"
-    if entry.instance_id is None and entry.gpu_uuid is None:
-        return f"the whole job is held {since}"
-    subject = entry.instance_id or entry.gpu_uuid
-    return f"rank {_short(ranks)} stands on quarantined {subject} {since}"
-
-
-def _short(ranks: Iterable[int]) -> str:
-    listed = list(ranks)
-    shown = ", ".join(map(str, listed[:8]))
-    return shown if len(listed) <= 8 else f"{shown} and {len(listed) - 8} more"

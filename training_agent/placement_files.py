@@ -1,7 +1,7 @@
 """How starting ranks know about each other before there is a process group: files in the shared folder.
 
-`placement/<attempt>/<rank>.json` says where a rank stands; `placement/<attempt>/verdict.json`, by rank 0, says
-whether all may go. Used by `training_agent.hold` only.
+`placement/<attempt>/<rank>.json` says where a rank stands; `placement/<attempt>/verdict.json`, by rank 0,
+says whether all may go. Used by `training_agent.hold` only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The job's own record of suspects: `quarantine.json`, written on an alarm, read by every starting rank.
 
-Comes from an `Alarm`; goes to `training_agent.hold`, which keeps a restarted job off the nodes named here until
-the pipeline's quarantine table releases them. Entries are only ever added.
+Comes from an `Alarm`; goes to `training_agent.hold`, which keeps a restarted job off the nodes named here
+until the pipeline's quarantine table releases them. Entries are only ever added.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from pathlib import Path
 from .contract import (
     QUARANTINE_FILE,
     Alarm,
-    ContractError,
     Finding,
     FindingKind,
     Place,
@@ -63,7 +62,7 @@ def read_record(shared_dir: Path) -> QuarantineFile:
 def add_to_record(shared_dir: Path, entries: tuple[QuarantineEntry, ...]) -> None:
     """Add `entries` to the record, durably; called by one rank of the job only.
 
-    A damaged record is left as it is: it makes every restart hold, and overwriting it would free its suspects.
+    A damaged record is left as it is: it makes every restart hold; overwriting it would free its suspects.
 
     Raises
     ------
@@ -96,6 +95,3 @@ def _suspects(finding: Finding) -> tuple[tuple[str | None, str | None], ...]:
     if finding.kind is FindingKind.REDUCED or not finding.involved:
         return ((None, None),)
     return tuple((p.instance_id, p.gpu_uuid) for p in finding.involved)
-
-
-__all__ = ["ContractError", "add_to_record", "covers", "entries_of", "read_record"]

@@ -83,7 +83,7 @@ class QuarantineTable:
                 TableName=self._name, Key={"subject": {"S": subject}}, ConsistentRead=True
             )
             return answer.get("Item")  # type: ignore[no-any-return]
-        except Exception as e:  # noqa: BLE001 - botocore's errors cannot be named without importing it
+        except Exception as e:  # botocore's kinds cannot be named without importing it
             raise TableUnreadableError(f"quarantine table {self._name}: {type(e).__name__}: {e}") from e
 
 

@@ -1,6 +1,6 @@
 """What the job manifest tells the agent: cluster, job, node, GPUs, where to write and whom to tell.
 
-Comes from environment variables (names in `contract.names.Env`), goes to the guard, the reporter and the hold.
+Comes from environment variables (names: `contract.names.Env`), goes to guard, reporter and hold.
 Importing this needs neither torch nor boto3: the hold runs before either is loaded.
 """
 
@@ -72,14 +72,14 @@ class AgentSettings:
 
         Raises
         ------
-        ConfigurationError: the node is unknown, a number is none, or a bus is set without cluster and job uid.
+        ConfigurationError: the node is unknown, a number is none, or a bus has no cluster and job uid.
         """
         env = os.environ if environ is None else environ
         node_name = node or env.get(Env.NODE_NAME)
         if not node_name:
             raise ConfigurationError(
-                "The node of this process is unknown, so a faulty GPU could not be located. Set NODE_NAME in the "
-                'pod spec (fieldRef: spec.nodeName), or pass node="..." to AgentSettings.from_env().'
+                "The node of this process is unknown, so a faulty GPU could not be located. Set NODE_NAME in "
+                'the pod spec (fieldRef: spec.nodeName), or pass node="..." to AgentSettings.from_env().'
             )
         event_bus = env.get(Env.EVENT_BUS) or None
         if event_bus:
@@ -122,7 +122,8 @@ def gpu_uuids(environ: Mapping[str, str]) -> tuple[str, ...]:
     """UUIDs of this node's GPUs in local-rank order, without torch; empty when nothing tells.
 
     The Kubernetes device plugin lists UUIDs in NVIDIA_VISIBLE_DEVICES; otherwise `nvidia-smi` is asked (PCI
-    order, as CUDA numbers equal GPUs). CUDA_VISIBLE_DEVICES, when set, picks from that list, by number or UUID.
+    order, as CUDA numbers equal GPUs). CUDA_VISIBLE_DEVICES, when set, picks from that list, by number or
+    UUID.
     """
     listed = tuple(v for v in _items(environ.get(Env.GPU_UUIDS, "")) if v.startswith("GPU-"))
     known = listed or _ask_nvidia_smi()
@@ -163,8 +164,8 @@ def _require_identity(env: Mapping[str, str]) -> None:
     missing = [v.value for v in (Env.CLUSTER, Env.JOB_UID) if not env.get(v)]
     if missing:
         raise ConfigurationError(
-            f"{Env.EVENT_BUS.value} is set, but {' and '.join(missing)} is not: the pipeline could not tell whose "
-            f"alarm it gets. Set {' and '.join(missing)} in the job manifest, or unset {Env.EVENT_BUS.value}."
+            f"{Env.EVENT_BUS.value} is set, but {' and '.join(missing)} is not: the pipeline could not tell "
+            f"whose alarm it gets. Set {' and '.join(missing)} in the job manifest, or unset the bus."
         )
 
 

@@ -6,17 +6,19 @@ by the reporter in `alarm`, read by the reporter of the next start, which sends 
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from .contract import Alarm, ContractError, decode, delivery_key, encode
 from .log_line import utc_now
+from .settings import AgentSettings
 from .shared_files import write_atomic
 
 
 @dataclass(frozen=True, slots=True)
 class Spool:
-    """A folder of alarms, shared by all ranks of a job: every rank writes the same bytes under the same name."""
+    """A folder of alarms, shared by all ranks of a job: each writes the same bytes under the same name."""
 
     folder: Path
 
@@ -60,3 +62,13 @@ class Spool:
             except ContractError:
                 continue
         return tuple(sorted(found, key=lambda pair: pair[1].time))
+
+
+def spool_of(settings: AgentSettings) -> Spool:
+    """The job's spool: in the shared folder, else in this machine's temporary folder.
+
+    The latter survives a restart in the same pod, not the loss of the pod.
+    """
+    if settings.shared_dir is not None:
+        return Spool(settings.shared_dir / "spool")
+    return Spool(Path(tempfile.gettempdir()) / f"sdc-spool-{settings.job.uid}")

@@ -63,11 +63,12 @@ class Env(str, Enum):
     QUARANTINE_TABLE = "SDC_QUARANTINE_TABLE"
     HOLD_TIMEOUT = "SDC_HOLD_TIMEOUT_SECONDS"
     TERMINATION_LOG = "SDC_TERMINATION_LOG"
-    EXIT_CODE_DIR = "SDC_EXIT_CODE_DIR"  # from `python -m training_agent.run`: workers leave their codes there
+    EXIT_CODE_DIR = "SDC_EXIT_CODE_DIR"  # of `training_agent.run`: workers leave their codes there
     CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"  # the user's choice among the GPUs above
     RANK = "RANK"  # this and the rest: set by torchrun
     LOCAL_RANK = "LOCAL_RANK"
     WORLD_SIZE = "WORLD_SIZE"
+    NODE_RANK = "GROUP_RANK"
     RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 
 

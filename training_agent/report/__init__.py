@@ -1,7 +1,7 @@
-"""Tells the world what the guard saw: spool, log line, termination log, quarantine record, event bus, metrics.
+"""Tells the world what the guard saw: spool, log, termination log, quarantine record, event bus, metrics.
 
-In: registrations, progress and alarms from `training_agent.guard`. Out: files at once, AWS calls from a thread of
-its own that never blocks or breaks training. Next: the pipeline's rule, queue and ingest (`lambdas`).
+In: registrations, progress and alarms from `training_agent.guard`. Out: files at once, AWS calls from a
+thread of its own that never blocks or breaks training. Next: the pipeline's rule, queue and ingest.
 """
 
 from __future__ import annotations

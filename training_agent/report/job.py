@@ -1,20 +1,20 @@
 """The reporter of a real job: first the disk, then the log, then AWS.
 
-In: what the guard calls. Out: spool, log line, termination log, `quarantine.json`, and events and metrics through
-`report.publisher`. Nothing here raises into training: what cannot be written is said once, on the log.
+In: what the guard calls. Out: spool, log line, termination log, `quarantine.json`, and events and metrics
+through `report.publisher`. Nothing here raises into training: what cannot be written is said on the log.
 """
 
 from __future__ import annotations
 
-import tempfile
+import os
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 
 from ..clients import ClientFactory, boto3_client
 from ..contract import (
     Alarm,
     ContractError,
     DetailType,
+    Env,
     NodeRegistration,
     Place,
     delivery_key,
@@ -24,7 +24,7 @@ from ..contract import (
 from ..log_line import log_line
 from ..quarantine import add_to_record, entries_of
 from ..settings import AgentSettings
-from ..spool import Spool
+from ..spool import Spool, spool_of
 from .event_bus import Event
 from .metrics import MetricState
 from .publisher import Publisher
@@ -35,7 +35,7 @@ _TERMINATION_LOG_BYTES = 4096  # Kubernetes cuts after that
 
 
 def choose_publishers(places: Sequence[Place]) -> frozenset[int]:
-    """Ranks that send alarms: rank 0, and the lowest rank on another node in case that node is the dying one."""
+    """Ranks that send alarms: rank 0, and the lowest rank on another node in case rank 0's is dying."""
     by_rank = sorted(places, key=lambda p: p.rank)
     home = by_rank[0].node
     elsewhere = [p.rank for p in by_rank if p.node != home]
@@ -46,7 +46,7 @@ def job_reporter(
     settings: AgentSettings,
     rank: int,
     *,
-    publishers: Collection[int] = (0,),
+    publishers: Collection[int] | None = None,
     client: ClientFactory = boto3_client,
     metrics_every_s: float = 60.0,
 ) -> JobReporter:
@@ -56,13 +56,15 @@ def job_reporter(
     ----------
     settings: of this process.
     rank: global rank.
-    publishers: ranks that send alarms (see `choose_publishers`); duplicates are dropped by delivery key. Rank 0
-        alone keeps `quarantine.json` and the metrics; every rank spools and logs.
+    publishers: ranks that send alarms (see `choose_publishers`); by default rank 0 and the first rank of
+        torchrun's second node. Duplicates are dropped by delivery key. Rank 0 alone keeps `quarantine.json`
+        and the metrics; every rank spools and logs.
     client: makes boto3-like clients, by service name.
     metrics_every_s: interval of the metrics, seconds.
     """
     metrics = MetricState(settings.cluster, settings.job.name) if rank == 0 else None
-    return JobReporter(settings, rank, rank in publishers, client, metrics, metrics_every_s)
+    publishes = _sends_by_default(rank) if publishers is None else rank in publishers
+    return JobReporter(settings, rank, publishes, client, metrics, metrics_every_s)
 
 
 class JobReporter:
@@ -81,7 +83,7 @@ class JobReporter:
         self._rank = rank
         self._publishes = publishes
         self._metrics = metrics if settings.event_bus else None
-        self._spool = Spool(_spool_folder(settings))
+        self._spool = spool_of(settings)
         self._publisher: Publisher | None = None
         if settings.event_bus:
             self._publisher = Publisher(
@@ -158,8 +160,9 @@ class JobReporter:
         ranks = ", ".join(map(str, alarm.named_ranks)) or "nobody"
         resume = f"step {alarm.resume_from.step}" if alarm.resume_from else "no checkpoint"
         text = (
-            f"SDC alarm {key}: check {alarm.check.value} at step {alarm.step} of job {alarm.job.name}, named ranks: "
-            f"{ranks}; suspect window {alarm.suspect_window[0]} to {alarm.suspect_window[1]}; resume from {resume}.\n"
+            f"SDC alarm {key}: check {alarm.check.value} at step {alarm.step} of job {alarm.job.name}, "
+            f"named ranks: {ranks}; suspect window {alarm.suspect_window[0]} to {alarm.suspect_window[1]}; "
+            f"resume from {resume}.\n"
         )
         # Written in place: Kubernetes mounts this very file, a renamed one would not be seen.
         with self._settings.termination_log.open("wb") as f:
@@ -172,8 +175,6 @@ class JobReporter:
             log_line("warning", rank=self._rank, message=f"Could not {what}: {e}")
 
 
-def _spool_folder(settings: AgentSettings) -> Path:
-    if settings.shared_dir is not None:
-        return settings.shared_dir / "spool"
-    # Without a shared folder the spool survives a restart in the same pod, not the loss of the pod.
-    return Path(tempfile.gettempdir()) / f"sdc-spool-{settings.job.uid}"
+def _sends_by_default(rank: int) -> bool:
+    second_node = os.environ.get(Env.NODE_RANK) == "1" and os.environ.get(Env.LOCAL_RANK) == "0"
+    return rank == 0 or second_node

@@ -1,7 +1,7 @@
 """The agent's CloudWatch metrics: zeros while healthy, the counts on an alarm, and signs of life.
 
-In: progress and alarm, on rank 0. Out: data for `PutMetricData`, each metric once for the cluster and once for
-the job. Ranks travel in events, never as dimensions.
+In: progress and alarm, on rank 0. Out: data for `PutMetricData`, each metric once for the cluster and once
+for the job. Ranks travel in events, never as dimensions.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from typing import Any
 
 from ..contract import Alarm, Check, Metric
 from .types import StepChecks
-
-MAX_DATA = 1000  # of one PutMetricData call; far above the 14 sent here
 
 
 def counts(alarm: Alarm) -> dict[Metric, int]:

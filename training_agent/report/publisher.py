@@ -74,7 +74,7 @@ class Publisher:
         return self._dropped
 
     def offer(self, event: Event) -> None:
-        """Queue an event; when the queue is full, the oldest one that is no alarm gives way, else the new one."""
+        """Queue an event; when the queue is full, the oldest that is no alarm gives way, else the new one."""
         with self._changed:
             if len(self._queue) >= QUEUE_LENGTH:
                 self._dropped += 1
@@ -93,7 +93,7 @@ class Publisher:
                 self._wake()
 
     def alive(self) -> None:
-        """Start the thread when there are metrics to publish; called after each step, costs next to nothing."""
+        """Start the thread when there are metrics to publish; cheap enough to be called after each step."""
         if self._thread is None and self._metrics is not None:
             with self._changed:
                 self._wake()
@@ -199,6 +199,6 @@ class Publisher:
             self._warned = True
             log_line(
                 "warning",
-                message=f"Nothing reaches AWS ({why}). Alarms stay in the spool and the next start sends them; "
-                "training goes on. Check the pod's credentials, region and network.",
+                message=f"Nothing reaches AWS ({why}). Alarms stay in the spool and the next start sends "
+                "them; training goes on. Check the pod's credentials, region and network.",
             )
