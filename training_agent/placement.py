@@ -1,6 +1,6 @@
-"""Where ranks run and who replays whom. In: one `Place` per rank. Out: the rank map and the partners of an audit.
+"""Where ranks run and who replays whom. In: a `Place` per rank. Out: rank map and partners.
 
-Everything but `gather_places` (one collective) is pure. Next step: the guard's ring replay, then `attribution`.
+Everything but `gather_places` (one collective) is pure. Next step: the guard's ring replay, `attribution`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def partners(rank_map: RankMap, audit_index: int, rotate: bool = True) -> tuple[
         rotate: move on to another offset from audit to audit; False: one node's GPU count, always.
 
     Raises:
-        ConfigurationError: fewer than two ranks; or, with three nodes and more, one node holds more than half.
+        ConfigurationError: fewer than two ranks; or, from three nodes on, one holds more than half.
     """
     offsets = _offsets(rank_map)
     offset = offsets[audit_index % len(offsets)] if rotate else offsets[0]

@@ -1,0 +1,274 @@
+"""From mismatching replays to findings, pure. In: pairs, contests, non-finite ranks. Out: whom to name.
+
+A rank is named only against a strict majority (more than half) of identical results for one micro-batch:
+with one or two bad GPUs, from three ranks on (four if both give the same wrong bits), no healthy one ever is.
+Next step: the guard puts findings and contests into the alarm.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .contract import Contest, Finding, FindingKind, Pair, Place, SecondConfirmation, Verdict, Vote
+from .placement import RankMap
+
+MAX_CONTESTED = 8  # micro-batches per alarm; beyond that it is not one GPU
+MAX_INVOLVED = 16  # places in one finding: the alarm stays under 64 KB
+
+
+@dataclass(frozen=True, slots=True)
+class Contested:
+    """One contested micro-batch and what everybody computed for it, as short hex digests."""
+
+    target: int  # the rank that it belongs to
+    replayer: int  # who replayed it in the ring
+    results: Mapping[int, str]  # first result per voter: original, ring replay, arbiters' recomputations
+    target_again: str | None = None  # the target asked again; None: it could not answer
+    replayer_again: str | None = None
+
+    @property
+    def majority(self) -> str | None:
+        """The result of more than half of the votes."""
+        if not self.results:
+            return None
+        result, count = Counter(self.results.values()).most_common(1)[0]
+        return result if 2 * count > len(self.results) else None
+
+    @property
+    def outvoted(self) -> tuple[int, ...]:
+        """Ranks that differ from the majority; empty without one."""
+        majority = self.majority
+        return () if majority is None else tuple(r for r, v in sorted(self.results.items()) if v != majority)
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """What goes into the alarm."""
+
+    findings: tuple[Finding, ...]
+    contests: tuple[Contest, ...]
+
+
+def contested_targets(pairs: Sequence[Pair]) -> tuple[int, ...] | None:
+    """Whose micro-batches to arbitrate, ascending; None when there are too many for it to be hardware."""
+    targets = tuple(sorted({p.target for p in pairs}))
+    return targets if len(targets) <= MAX_CONTESTED else None
+
+
+def attribute(
+    rank_map: RankMap,
+    pairs: Sequence[Pair],
+    contested: Sequence[Contested],
+    *,
+    nonfinite: Sequence[int] = (),
+    reproduced: Mapping[int, bool] | None = None,
+) -> Attribution:
+    """Judge one alarm of check 1 (local) or check 2.
+
+    Args:
+        rank_map: all places.
+        pairs: ring comparisons that mismatched.
+        contested: one per contested micro-batch; empty when no arbitration was possible.
+        nonfinite: ranks whose local gradient is not finite.
+        reproduced: for those of them that a healthy peer replayed, whether it got the same set of
+            non-finite parameters.
+
+    Returns:
+        Findings, the named ones first, and the contests as they travel in the alarm.
+    """
+    contests = tuple(_contest(c) for c in contested)
+    software = _software(rank_map, pairs, contested)
+    if software is not None:
+        return Attribution((software,), contests)
+    hits = _hits(pairs, contested)
+    named = [_named(rank_map, rank, hits[rank], contested) for rank in sorted(hits)]
+    if not contested:
+        named += _by_ring_alone(rank_map, pairs)
+    names = {f.rank for f in named if f.rank is not None}
+    open_pairs = [p for p in pairs if _undecided(p, contested) and not names & {p.replayer, p.target}]
+    open_ranks = sorted({r for p in open_pairs for r in (p.replayer, p.target)})
+    findings = [*named]
+    if open_ranks:
+        findings.append(_unattributable(rank_map, open_ranks))
+    findings += _nonfinite(rank_map, nonfinite, reproduced or {}, names | set(open_ranks))
+    return Attribution(tuple(findings), contests)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hit:
+    """One contest in which a rank was outvoted, and the part that it played there."""
+
+    contest: Contested
+    role: str
+
+
+def _role(c: Contested, rank: int) -> str:
+    return "target" if rank == c.target else "replayer" if rank == c.replayer else "arbiter"
+
+
+def _contest(c: Contested) -> Contest:
+    votes = tuple(Vote(rank, result, _role(c, rank)) for rank, result in sorted(c.results.items()))
+    repeats = None if c.target_again is None else c.target_again == c.results.get(c.target)
+    return Contest(c.target, c.replayer, votes, c.majority, repeats)
+
+
+def _undecided(pair: Pair, contested: Sequence[Contested]) -> bool:
+    return not any(c.target == pair.target and c.majority is not None for c in contested)
+
+
+def _hits(pairs: Sequence[Pair], contested: Sequence[Contested]) -> dict[int, list[_Hit]]:
+    """Per outvoted rank its contests; one that was in no mismatching pair must lose all its votes."""
+    hits: defaultdict[int, list[_Hit]] = defaultdict(list)
+    for c in contested:
+        for rank in c.outvoted:
+            hits[rank].append(_Hit(c, _role(c, rank)))
+    in_ring = {r for p in pairs for r in (p.replayer, p.target)}
+    decided = [c for c in contested if c.majority is not None]
+    return {
+        rank: found
+        for rank, found in hits.items()
+        if rank in in_ring or len(found) == sum(rank in c.results for c in decided)
+    }
+
+
+def _named(rank_map: RankMap, rank: int, hits: list[_Hit], contested: Sequence[Contested]) -> Finding:
+    votes = max(len(h.contest.results) for h in hits)
+    if len(hits) > 1:
+        return Finding(
+            FindingKind.CULPRIT,
+            rank=rank,
+            place=rank_map.places[rank],
+            majority=True,
+            evidence=f"rank {rank} was outvoted in {len(hits)} of {len(contested)} contested micro-batches, "
+            f"each computed by {votes} ranks",
+        )
+    (hit,) = hits
+    verdict, second = _judge(hit)
+    return Finding(
+        FindingKind.PAIR,
+        rank=rank,
+        place=rank_map.places[rank],
+        verdict=verdict,
+        majority=True,
+        second_confirmation=second,
+        evidence=_evidence(rank, hit, verdict, second),
+    )
+
+
+def _judge(hit: _Hit) -> tuple[Verdict, SecondConfirmation | None]:
+    """A second answer of a suspect is never evidence of its health, only of how its fault behaves."""
+    c = hit.contest
+    if hit.role == "target":
+        wrong_again = c.target_again is not None and c.target_again != c.majority
+        return (Verdict.PERSISTENT if wrong_again else Verdict.TRANSIENT), None
+    if hit.role == "arbiter" or c.replayer_again is None:
+        return Verdict.REPLAYER, SecondConfirmation.UNAVAILABLE
+    agrees = c.replayer_again == c.majority
+    return Verdict.REPLAYER, SecondConfirmation.AGREES if agrees else SecondConfirmation.REPEATS
+
+
+def _evidence(rank: int, hit: _Hit, verdict: Verdict, second: SecondConfirmation | None) -> str:
+    c = hit.contest
+    agree = sum(r == c.majority for r in c.results.values())
+    text = f"{agree} of {len(c.results)} ranks agree on the micro-batch of rank {c.target}; "
+    if hit.role == "target":
+        text += f"its own result differs from what rank {c.replayer} and the others replayed"
+        if c.target_again is None:
+            return text + "; it could not be asked again"
+        if verdict is Verdict.TRANSIENT:
+            return text + "; asked again, it agrees with them"
+        same = c.target_again == c.results.get(rank)
+        return text + f"; asked again, it is wrong again{'' if same else ', with other bits'}"
+    text += f"rank {rank} computed it wrong {'in the ring' if hit.role == 'replayer' else 'as an arbiter'}"
+    if second is SecondConfirmation.REPEATS:
+        return text + "; asked again, it is wrong again"
+    return text + ("; asked again, it agrees" if second is SecondConfirmation.AGREES else "")
+
+
+def _by_ring_alone(rank_map: RankMap, pairs: Sequence[Pair]) -> list[Finding]:
+    """Without arbitration: the one rank wrong in both its comparisons, its neighbours in one each."""
+    count = Counter(r for p in pairs for r in {p.replayer, p.target})
+    twice = [r for r, k in count.items() if k > 1]
+    if len(twice) != 1 or len(pairs) != 2:
+        return []
+    (rank,) = twice
+    text = f"rank {rank} differs in both of its ring comparisons; nobody arbitrated"
+    return [Finding(FindingKind.CULPRIT, rank=rank, place=rank_map.places[rank], evidence=text)]
+
+
+def _unattributable(rank_map: RankMap, ranks: Sequence[int]) -> Finding:
+    listed = ", ".join(map(str, ranks[:MAX_INVOLVED]))
+    return Finding(
+        FindingKind.PAIR,
+        verdict=Verdict.UNATTRIBUTABLE,
+        involved=_places(rank_map, ranks),
+        evidence=f"replays among ranks {listed} differ and no result has more than half of the votes",
+    )
+
+
+def _nonfinite(
+    rank_map: RankMap, nonfinite: Sequence[int], reproduced: Mapping[int, bool], covered: set[int]
+) -> list[Finding]:
+    """Non-finite ranks without a mismatch; `covered` ones have their finding already."""
+    findings = []
+    for rank in sorted(set(nonfinite)):
+        place = rank_map.places[rank]
+        again = reproduced.get(rank)
+        if again:
+            text = f"healthy peers get the same non-finite parameters from the micro-batch of rank {rank}"
+            findings.append(Finding(FindingKind.NONFINITE, reproduced=True, involved=(place,), evidence=text))
+        elif rank not in covered:
+            text = f"the local gradient of rank {rank} is NaN, Inf or too large for a float32 norm"
+            text += "; a healthy peer did not get that" if again is False else "; no peer could replay it"
+            findings.append(
+                Finding(FindingKind.NONFINITE, rank=rank, place=place, reproduced=again, evidence=text)
+            )
+    return findings
+
+
+def _software(rank_map: RankMap, pairs: Sequence[Pair], contested: Sequence[Contested]) -> Finding | None:
+    """Row S1: too much is contested for a bad GPU, or whole nodes agree with each other against the rest."""
+    if contested_targets(pairs) is None:
+        involved = sorted({r for p in pairs for r in (p.replayer, p.target)})
+        text = (
+            f"{len(pairs)} replays mismatch, more than {MAX_CONTESTED}: not one GPU, look for a difference "
+        )
+        text += "in software, settings or non-deterministic kernels"
+        return Finding(FindingKind.SOFTWARE, involved=_places(rank_map, involved), evidence=text)
+    by_node: defaultdict[str, set[int]] = defaultdict(set)
+    for place in rank_map.places:
+        by_node[place.node].add(place.rank)
+    for c in contested:
+        camps = _camps(rank_map, by_node, c)
+        if camps:
+            ranks = sorted(r for camp in camps for r in camp)
+            nodes = ", ".join(sorted({rank_map.node_of(r) for r in ranks})[:MAX_INVOLVED])
+            text = f"all GPUs of {nodes} agree bit for bit among themselves and differ from the rest on the "
+            text += f"micro-batch of rank {c.target}: compare software, settings and hardware models"
+            return Finding(FindingKind.SOFTWARE, involved=_places(rank_map, ranks), evidence=text)
+    return None
+
+
+def _camps(rank_map: RankMap, by_node: Mapping[str, set[int]], c: Contested) -> list[set[int]]:
+    """Groups of at least two ranks, all those of their nodes, that hold one result against the majority.
+
+    Without a majority nobody is "the rest", so it takes two camps that stand against each other.
+    """
+    groups: defaultdict[str, set[int]] = defaultdict(set)
+    for rank, result in c.results.items():
+        groups[result].add(rank)
+    majority = c.majority
+    camps = [
+        ranks
+        for result, ranks in groups.items()
+        if result != majority
+        and len(ranks) > 1
+        and all(by_node[node] <= ranks for node in {rank_map.node_of(r) for r in ranks})
+    ]
+    return camps if majority is not None or len(camps) > 1 else []
+
+
+def _places(rank_map: RankMap, ranks: Sequence[int]) -> tuple[Place, ...]:
+    return tuple(rank_map.places[r] for r in ranks[:MAX_INVOLVED])
