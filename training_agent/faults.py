@@ -7,8 +7,10 @@ the first start, goes when the node goes, and strikes again if the job comes bac
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +22,35 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Fault", "FaultPlan", "Injector", "describe", "MEANING"]
+__all__ = ["Fault", "FaultPlan", "Injector", "StrikeRecord", "strike_records", "describe", "MEANING"]
 
 FACTOR = 1000
 FLIPPED_BIT = 22  # the highest bit of a float32 mantissa
+_GPU_FILE = "bad-gpu-"
+
+
+@dataclass(frozen=True, slots=True)
+class StrikeRecord:
+    """What the disk says about one bad GPU."""
+
+    rank: int  # that it had when the fault was bound to it
+    gpu_uuid: str
+    struck_step: int | None  # the first step that it spoiled; None: it has not struck
+
+
+def strike_records(state_dir: Path) -> tuple[StrikeRecord, ...]:
+    """Read which GPUs are bad and whether they have struck; empty before the first start."""
+    records = []
+    for file in sorted(state_dir.glob(f"{_GPU_FILE}?")):
+        bound = json.loads(file.read_text())
+        mark = _mark(state_dir, int(file.name.removeprefix(_GPU_FILE)))
+        struck = int(mark.read_text()) if mark.exists() else None
+        records.append(StrikeRecord(bound["rank"], bound["gpu_uuid"], struck))
+    return tuple(records)
 
 
 class Injector:
-    """Puts one rank's share of a plan into effect.
-
-    Build it before `attach`, so that a flipped weight is in place when the weight check of that step looks.
+    """Puts one rank's share of a plan into effect; with one on every rank, each start binds alike.
 
     Args:
         plan: from `FaultPlan.parse`.
@@ -59,6 +80,7 @@ class Injector:
         self._module = module
         self._phase = phase
         self._step = 0
+        self._marked = False  # this process has made sure that the mark is there
         self._state_dir = state_dir
         self._handles: list[Any] = []
         self.index: int | None = None  # which of the plan's GPUs this is; None: a healthy one
@@ -74,7 +96,10 @@ class Injector:
         if self.index is None:
             return
         if plan.fault is Fault.WEIGHT_FLIP:
-            self._handles.append(optimizer.register_step_post_hook(self._after_update))
+            handle = optimizer.register_step_post_hook(self._after_update)
+            # first of all post-hooks: a weight check of this very step must see the flip
+            optimizer._optimizer_step_post_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
+            self._handles.append(handle)
         elif plan.fault is Fault.WEIGHT_GRAD:
             self._handles.append(weight.register_hook(self._on_weight_grad))  # type: ignore[no-untyped-call]
         else:
@@ -91,12 +116,17 @@ class Injector:
         self._handles.clear()
 
     def _strikes(self) -> bool:
-        """Whether the computation in progress is hit; a one-off fault leaves its mark on disk first."""
-        if not self.plan.once:
-            return self._step >= self.plan.step and self._phase() in PHASES[self.plan.fault]
-        if self._step != self.plan.step or self._phase() is not Phase.TRAINING:
+        """Whether the computation in progress is hit; the mark is on disk before the first strike."""
+        assert self.index is not None
+        if self.plan.once:
+            due = self._step == self.plan.step and self._phase() is Phase.TRAINING
+            return due and _create(_mark(self._state_dir, self.index), str(self._step))
+        if self._step < self.plan.step or self._phase() not in PHASES[self.plan.fault]:
             return False
-        return _create(self._state_dir / f"fired-{self.index}", str(self._step))
+        if not self._marked:
+            _create(_mark(self._state_dir, self.index), str(self._step))
+            self._marked = True
+        return True
 
     def _on_forward(self, module: Any, args: Any, output: Any) -> Any:
         if not self._strikes():
@@ -167,12 +197,16 @@ def _bind(plan: FaultPlan, gpu_uuid: str, rank: int, state_dir: Path) -> int | N
     """Which of the plan's faults lives in this GPU; the first start writes down which GPU that is."""
     state_dir.mkdir(parents=True, exist_ok=True)
     for index, victim in enumerate(plan.ranks):
-        file = state_dir / f"gpu-{index}"
+        file = state_dir / f"{_GPU_FILE}{index}"
         if rank == victim:
-            _create(file, gpu_uuid)
-        if file.exists() and file.read_text() == gpu_uuid:
+            _create(file, json.dumps({"rank": rank, "gpu_uuid": gpu_uuid}))
+        if file.exists() and json.loads(file.read_text())["gpu_uuid"] == gpu_uuid:
             return index
     return None
+
+
+def _mark(state_dir: Path, index: int) -> Path:
+    return state_dir / f"struck-{index}"
 
 
 def _create(file: Path, text: str) -> bool:
