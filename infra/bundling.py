@@ -78,7 +78,14 @@ def build(target: Path, platform: str | None, python_version: str | None) -> Non
         "--disable-pip-version-check",
         "--no-compile",
     ]
-    command += ["--requirement", str(REQUIREMENTS), "--target", str(target), "--only-binary=:all:"]
+    command += [
+        "--requirement",
+        str(REQUIREMENTS),
+        "--target",
+        str(target),
+        "--only-binary=:all:",
+        "--require-hashes",
+    ]
     if platform and python_version:
         command += ["--platform", platform, "--implementation", "cp", "--python-version", python_version]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
 from training_agent.contract import Mode
 
 SAMPLE_ACCOUNT = "123456789012"  # of the cluster ARN that cdk.json comes with; nobody can deploy to it
