@@ -1,7 +1,7 @@
 """Writes lambdas/requirements.txt: `python -m infra.lock`, after requirements/dev.txt has changed.
 
-In: `lambdas/requirements.in` and the lock of the tests, requirements/dev.txt. Out: the part of that lock which
-the functions need, with the same versions and hashes: what the tests run is what is deployed. Next:
+In: `lambdas/requirements.in` and the lock of the tests, requirements/dev.txt. Out: the part of that lock
+which the functions need, with the same versions and hashes: what the tests run is what is deployed. Next:
 `bundling.py`.
 """
 
@@ -18,7 +18,10 @@ from .bundling import REQUIREMENTS, ROOT
 
 DIRECT = REQUIREMENTS.with_suffix(".in")
 TESTED = ROOT / "requirements" / "dev.txt"
-ENTRY = r"^(?P<pin>(?P<name>[\w.-]+)(?:\[[^]]*\])?==[^\s;]+)(?: ; (?P<marker>[^\\]+))? \\\n(?P<hashes>(?:    .*\n)+)"
+ENTRY = (
+    r"^(?P<pin>(?P<name>[\w.-]+)(?:\[[^]]*\])?==[^\s;]+)(?: ; (?P<marker>[^\\]+))? \\\n"
+    r"(?P<hashes>(?:    .*\n)+)"
+)
 LAMBDA = {  # the environment that the markers of dependencies are judged for
     "python_version": "3.12",
     "python_full_version": "3.12.0",
@@ -43,7 +46,7 @@ def locked() -> str:
         When a needed package is not in requirements/dev.txt.
     """
     entries: dict[str, str] = {}
-    for match in re.finditer(ENTRY, TESTED.read_text(), re.M | re.S):
+    for match in re.finditer(ENTRY, TESTED.read_text(), re.M):
         if match["marker"] is None or Marker(match["marker"]).evaluate(dict(LAMBDA)):
             # Without its marker: pip would judge that for the machine which bundles.
             entries[canonicalize_name(match["name"])] = f"{match['pin']} \\\n{match['hashes']}"
