@@ -61,6 +61,7 @@ class CheckpointStore:
         Raises
         ------
         OSError: disk full or no permission; what was written stands beside as `step-<n>.partial-...`.
+        CheckpointError: the state holds objects that could not be loaded again.
         """
         import torch
 
@@ -68,6 +69,7 @@ class CheckpointStore:
         partial = self.folder / f"step-{step}.partial-{secrets.token_hex(4)}"
         partial.mkdir(parents=True)
         torch.save(dict(state), partial / STATE)
+        _require_readable(partial / STATE)
         fsync_file(partial / STATE)
         files = {STATE: {"sha256": _sha256(partial / STATE), "bytes": (partial / STATE).stat().st_size}}
         record = {
@@ -196,6 +198,19 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not sound:
         raise CheckpointError("its manifest is damaged")
     return record  # type: ignore[no-any-return]
+
+
+def _require_readable(path: Path) -> None:
+    """Find out at the save, not after a fault, that a state cannot be loaded; reads no tensor data (mmap)."""
+    import torch
+
+    try:
+        torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as e:
+        raise CheckpointError(
+            "The state to save holds more than tensors, numbers, strings and containers of them, so it could "
+            f"not be loaded again safely; convert it first (NumPy arrays to tensors, say): {e}"
+        ) from e
 
 
 def _free_name(path: Path, kind: str) -> Path:

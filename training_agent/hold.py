@@ -60,7 +60,7 @@ def hold_while_quarantined(
     Raises
     ------
     RefusedNodeError: `hold_timeout` ended (exit code 5).
-    ConfigurationError: ranks of this attempt never wrote their place (exit code 4).
+    ConfigurationError: ranks of this attempt never wrote their place, or nobody can write (exit code 4).
     """
     exit_codes.install()
     worker = worker or Worker.from_env()
@@ -70,11 +70,16 @@ def hold_while_quarantined(
         )
         return HoldResult(False, timedelta(0))
     place = settings.place(worker.rank, worker.local_rank)
-    files = PlacementFiles(settings.shared_dir, settings.job.attempt, place, worker.world_size)
-    rank = _Rank(settings, place, files, heartbeat)
-    if place.rank == 0:
-        return rank.lead(Judge(settings, client), Resender(settings, client), poll)
-    return rank.follow()
+    try:
+        files = PlacementFiles(settings.shared_dir, settings.job.attempt, place, worker.world_size)
+        rank = _Rank(settings, place, files, heartbeat)
+        if place.rank == 0:
+            return rank.lead(Judge(settings, client), Resender(settings, client), poll)
+        return rank.follow()
+    except OSError as e:
+        raise ConfigurationError(
+            f"The shared folder cannot be used: {e}. Mount it writable in all pods; SDC_SHARED_DIR names it."
+        ) from e
 
 
 class _Rank:

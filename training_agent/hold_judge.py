@@ -1,7 +1,7 @@
 """Rank 0's judgement: may the ranks of this attempt compute where they stand?
 
-In: the places of all ranks, `quarantine.json`, the quarantine table. Out: go, or hold with reasons for people.
-Used by `training_agent.hold`, again at every poll.
+In: the places of all ranks, `quarantine.json`, the quarantine table. Out: go, or hold with reasons for
+people. Used by `training_agent.hold`, again at every poll.
 """
 
 from __future__ import annotations

@@ -103,5 +103,5 @@ class PlacementFiles:
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):  # not there yet, or a network file system in trouble: look again
         return None

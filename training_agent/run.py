@@ -1,8 +1,8 @@
 """Launcher: `python -m training_agent.run -- torchrun ...` ends with its workers' exit code.
 
 torchrun answers 1 whatever its workers said. Workers leave their codes in a folder
-(`training_agent.exit_codes`); this reads the folder when the launcher has ended, and ends with the most telling
-code. SIGTERM and SIGINT go to the launcher. Next: the scheduler, which can tell an alarm (3) from a crash.
+(`training_agent.exit_codes`); this reads the folder when the launcher has ended, and ends with the most
+telling code. SIGTERM and SIGINT go to the launcher. Next: the scheduler, which then knows an alarm (3).
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Spool:
         """
         write_atomic(self.folder / f"{key}.sent", utc_now().encode())
 
-    def unsent(self) -> tuple[tuple[str, Alarm], ...]:
+    def unsent(self) -> tuple[Alarm, ...]:
         """Alarms without a mark, oldest first; files that are not alarms are left alone.
 
         Raises
@@ -58,10 +58,10 @@ class Spool:
             if path.with_suffix(".sent").exists():
                 continue
             try:
-                found.append((path.stem, decode(Alarm, path.read_bytes(), max_bytes=None)))
+                found.append(decode(Alarm, path.read_bytes(), max_bytes=None))
             except ContractError:
                 continue
-        return tuple(sorted(found, key=lambda pair: pair[1].time))
+        return tuple(sorted(found, key=lambda alarm: alarm.time))
 
 
 def spool_of(settings: AgentSettings) -> Spool:

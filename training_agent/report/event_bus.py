@@ -6,11 +6,13 @@ In: entries from `report.publisher`. Out: `PutEvents`; answers with HTTP 200 can
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from ..contract import EVENT_SOURCE, MAX_DETAIL_BYTES, DetailType
+from ..contract import EVENT_SOURCE, MAX_DETAIL_BYTES, Alarm, DetailType, delivery_key, encode
+
+T = TypeVar("T")
 
 MAX_ENTRIES = 10  # of one PutEvents call
 MAX_CALL_BYTES = 250_000  # below the 256 KB that older limits give; the newer 1 MB is not everywhere
@@ -30,22 +32,37 @@ class Event:
         return len(self.detail.encode()) <= MAX_DETAIL_BYTES
 
 
-def batches(events: Sequence[Event]) -> list[list[Event]]:
+def alarm_event(alarm: Alarm) -> Event:
+    """Make the event of an alarm; one too large goes without its votes, which stay in the spool.
+
+    The findings, and with them the delivery key, are never cut.
+    """
+    key = delivery_key(alarm)
+    event = Event(DetailType.ALARM, encode(alarm), key)
+    if not event.fits:
+        slim = replace(
+            alarm, contests=(), pairs=alarm.pairs[:64], nonfinite_ranks=alarm.nonfinite_ranks[:256]
+        )
+        event = Event(DetailType.ALARM, encode(slim), key)
+    return event
+
+
+def batches(items: Sequence[T], event_of: Callable[[T], Event]) -> list[list[T]]:
     """Split into calls of at most 10 entries and `MAX_CALL_BYTES`, in order."""
-    out: list[list[Event]] = []
+    out: list[list[T]] = []
     size = 0
-    for event in events:
-        length = len(event.detail.encode())
+    for item in items:
+        length = len(event_of(item).detail.encode())
         if not out or len(out[-1]) == MAX_ENTRIES or size + length > MAX_CALL_BYTES:
             out.append([])
             size = 0
-        out[-1].append(event)
+        out[-1].append(item)
         size += length
     return out
 
 
-def put(client: Any, bus: str, batch: Sequence[Event]) -> tuple[list[Event], str]:
-    """Send one batch; return the events that the bus refused (to be sent again), and why.
+def put(client: Any, bus: str, batch: Sequence[Event]) -> tuple[frozenset[int], str]:
+    """Send one batch; return which events (indices) the bus refused, to be sent again, and why.
 
     Raises
     ------
@@ -64,8 +81,10 @@ def put(client: Any, bus: str, batch: Sequence[Event]) -> tuple[list[Event], str
         ]
     )
     if not answer.get("FailedEntryCount"):
-        return [], ""
+        return frozenset(), ""
     results = answer.get("Entries", [])
-    refused = [e for e, r in zip(batch, results, strict=False) if r.get("ErrorCode")]
+    if len(results) != len(batch):
+        return frozenset(range(len(batch))), "the bus refused some events without saying which"
+    refused = frozenset(i for i, r in enumerate(results) if r.get("ErrorCode"))
     codes = sorted({str(r["ErrorCode"]) for r in results if r.get("ErrorCode")})
     return refused, f"the bus refused {len(refused)} of {len(batch)} events: {', '.join(codes)}"

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Sequence
 from ..clients import ClientFactory, boto3_client
 from ..contract import (
     Alarm,
-    ContractError,
     DetailType,
     Env,
     NodeRegistration,
@@ -24,8 +23,8 @@ from ..contract import (
 from ..log_line import log_line
 from ..quarantine import add_to_record, entries_of
 from ..settings import AgentSettings
-from ..spool import Spool, spool_of
-from .event_bus import Event
+from ..spool import spool_of
+from .event_bus import Event, alarm_event
 from .metrics import MetricState
 from .publisher import Publisher
 from .types import StepChecks
@@ -98,10 +97,12 @@ class JobReporter:
         """Publish the node's registration, and alarms that an earlier start could not send."""
         if self._publisher is None:
             return
+        publisher = self._publisher
         if registration is not None:
-            self._offer(self._publisher, Event(DetailType.NODE_REGISTERED, encode(registration)))
+            event = Event(DetailType.NODE_REGISTERED, encode(registration))
+            self._try("publish the registration", lambda: self._offer(publisher, event))
         if self._publishes:
-            self._try("re-send the spool", lambda: self._resend(self._spool))
+            self._try("re-send the spool", lambda: self._resend(publisher))
 
     def progress(self, step: int, checks: StepChecks) -> None:
         """Note an applied step for the metrics."""
@@ -117,14 +118,9 @@ class JobReporter:
         self._try("write the termination log", lambda: self._write_termination_log(alarm, key))
         if self._rank == 0:
             self._try("write the record of suspects", lambda: self._quarantine(alarm))
-        if self._publisher is None:
-            return
-        if self._publishes:
-            self._offer(self._publisher, Event(DetailType.ALARM, encode(alarm), key))
-        if self._metrics is not None:
-            self._metrics.alarm(alarm)
-            self._publisher.want_metrics()
-        self._publisher.flush(FLUSH_S)
+        if self._publisher is not None:
+            publisher = self._publisher
+            self._try("send the alarm", lambda: self._send(publisher, alarm))
 
     def close(self) -> None:
         """Send the last metrics and end the thread."""
@@ -132,10 +128,17 @@ class JobReporter:
             self._publisher.want_metrics()
             self._publisher.close(FLUSH_S)
 
-    def _resend(self, spool: Spool) -> None:
-        assert self._publisher is not None
-        for key, alarm in spool.unsent():
-            self._offer(self._publisher, Event(DetailType.ALARM, encode(alarm), key))
+    def _send(self, publisher: Publisher, alarm: Alarm) -> None:
+        if self._publishes:
+            self._offer(publisher, alarm_event(alarm))
+        if self._metrics is not None:
+            self._metrics.alarm(alarm)
+            publisher.want_metrics()
+        publisher.flush(FLUSH_S)
+
+    def _resend(self, publisher: Publisher) -> None:
+        for alarm in self._spool.unsent():
+            self._offer(publisher, alarm_event(alarm))
 
     def _offer(self, publisher: Publisher, event: Event) -> None:
         if event.fits:
@@ -171,8 +174,8 @@ class JobReporter:
     def _try(self, what: str, act: Callable[[], object]) -> None:
         try:
             act()
-        except (OSError, ContractError) as e:
-            log_line("warning", rank=self._rank, message=f"Could not {what}: {e}")
+        except Exception as e:  # noqa: BLE001 - what fails must not keep the alarm from its other ways out
+            log_line("warning", rank=self._rank, message=f"Could not {what}: {type(e).__name__}: {e}")
 
 
 def _sends_by_default(rank: int) -> bool:

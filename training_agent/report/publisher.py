@@ -21,8 +21,10 @@ from .event_bus import Event
 from .metrics import MetricState
 
 QUEUE_LENGTH = 256
-TRIES = 3
+TRIES = 3  # of an alarm, which then waits in the spool
+TRIES_OF_OTHERS = 10  # registrations are not spooled, and without one a person must locate the node
 FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 60.0
 
 
 @dataclass(slots=True)
@@ -83,6 +85,9 @@ class Publisher:
                     return
                 self._queue.remove(victim)
             self._queue.append(_Waiting(event))
+            if event.key is not None:
+                for waiting in self._queue:  # with an alarm a registration that still waits goes at once
+                    waiting.not_before = 0.0
             self._wake()
 
     def want_metrics(self) -> None:
@@ -99,7 +104,7 @@ class Publisher:
                 self._wake()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything was sent or given up; False when `timeout_s` ended first."""
+        """Wait until alarms and metrics were sent or given up; False when `timeout_s` ended first."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._open_work(), timeout_s)
 
@@ -111,7 +116,7 @@ class Publisher:
             self._changed.notify_all()
 
     def _open_work(self) -> bool:
-        return bool(self._queue) or self._busy or self._metrics_wanted
+        return self._busy or self._metrics_wanted or any(w.event.key for w in self._queue)
 
     def _wake(self) -> None:
         if self._thread is None and not self._closing:
@@ -131,10 +136,12 @@ class Publisher:
                 self._metrics_wanted = False
                 self._busy = True
             try:
-                for batch in event_bus.batches([w.event for w in due]):
-                    self._send([w for w in due if w.event in batch])
+                for batch in event_bus.batches(due, lambda waiting: waiting.event):
+                    self._send(batch)
                 if metrics and self._metrics is not None:
                     self._send_metrics(self._metrics)
+            except Exception as e:  # noqa: BLE001 - a dead thread would lose the alarms to come
+                self._warn(f"{type(e).__name__}: {e}")
             finally:
                 with self._changed:
                     self._busy = False
@@ -162,9 +169,9 @@ class Publisher:
         try:
             refused, why = event_bus.put(self._get("events"), self._bus, [w.event for w in batch])
         except Exception as e:  # noqa: BLE001 - nothing that AWS or boto3 does may reach training
-            refused, why = [w.event for w in batch], f"{type(e).__name__}: {e}"
-        for waiting in batch:
-            if waiting.event in refused:
+            refused, why = frozenset(range(len(batch))), f"{type(e).__name__}: {e}"
+        for index, waiting in enumerate(batch):
+            if index in refused:
                 self._again(waiting, why)
             else:
                 self._on_sent(waiting.event)
@@ -172,8 +179,9 @@ class Publisher:
     def _again(self, waiting: _Waiting, why: str) -> None:
         waiting.tries += 1
         with self._changed:
-            if waiting.tries < TRIES:
-                waiting.not_before = time.monotonic() + FIRST_PAUSE_S * 2 ** (waiting.tries - 1)
+            if waiting.tries < (TRIES if waiting.event.key else TRIES_OF_OTHERS):
+                pause_s = min(FIRST_PAUSE_S * 2 ** (waiting.tries - 1), LONGEST_PAUSE_S)
+                waiting.not_before = time.monotonic() + pause_s
                 self._queue.append(waiting)
                 return
             self._dropped += 1
@@ -199,6 +207,6 @@ class Publisher:
             self._warned = True
             log_line(
                 "warning",
-                message=f"Nothing reaches AWS ({why}). Alarms stay in the spool and the next start sends "
-                "them; training goes on. Check the pod's credentials, region and network.",
+                message=f"Not everything reaches AWS ({why}). Alarms stay in the spool and the next start "
+                "sends them; training goes on. Check the pod's credentials, region and network.",
             )

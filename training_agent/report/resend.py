@@ -9,11 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..clients import ClientFactory
-from ..contract import DetailType, encode
 from ..settings import AgentSettings
 from ..spool import Spool, spool_of
-from . import event_bus
-from .event_bus import Event
+from .event_bus import alarm_event, batches, put
 
 
 class Resender:
@@ -30,18 +28,17 @@ class Resender:
         if self._bus is None:
             return None
         try:
-            waiting = [Event(DetailType.ALARM, encode(alarm), key) for key, alarm in self._spool.unsent()]
-            waiting = [e for e in waiting if e.fits]
+            waiting = [e for e in map(alarm_event, self._spool.unsent()) if e.fits]
             if not waiting:
                 return None
             if self._client is None:
                 self._client = self._make_client("events")
             why = ""
-            for batch in event_bus.batches(waiting):
-                refused, reason = event_bus.put(self._client, self._bus, batch)
+            for batch in batches(waiting, lambda event: event):
+                refused, reason = put(self._client, self._bus, batch)
                 why = why or reason
-                for event in batch:
-                    if event not in refused and event.key is not None:
+                for index, event in enumerate(batch):
+                    if index not in refused and event.key is not None:
                         self._spool.mark_sent(event.key)
         except Exception as e:  # noqa: BLE001 - a network fault must not end the hold
             return f"{type(e).__name__}: {e}"
