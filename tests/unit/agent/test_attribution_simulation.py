@@ -1,0 +1,122 @@
+"""Every position of one and two bad GPUs, played through ring and arbitration: bad ranks are named or nobody."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from enum import Enum
+
+import pytest
+
+from tests.unit.agent.places import rank_map
+from training_agent.attribution import Attribution, Contested, attribute, contested_targets
+from training_agent.contract import FindingKind, Pair, SecondConfirmation, Verdict
+from training_agent.placement import RankMap, partners
+
+
+class Bad(Enum):
+    """When a bad GPU computes wrong."""
+
+    PERSISTENT = ("original", "ring", "arbitration", "again")
+    TRANSIENT = ("original",)
+    REPLAYER = ("ring", "arbitration", "again")
+    REPLAYER_ONCE = ("ring",)
+
+
+EXPECTED = {
+    Bad.PERSISTENT: (FindingKind.CULPRIT, None, None),
+    Bad.TRANSIENT: (FindingKind.PAIR, Verdict.TRANSIENT, None),
+    Bad.REPLAYER: (FindingKind.PAIR, Verdict.REPLAYER, SecondConfirmation.REPEATS),
+    Bad.REPLAYER_ONCE: (FindingKind.PAIR, Verdict.REPLAYER, SecondConfirmation.AGREES),
+}
+
+
+def play(ranks: RankMap, audit: int, bad: Mapping[int, Bad], *, identical: bool) -> Attribution | None:
+    """One audit with these bad GPUs; None when no comparison mismatches."""
+
+    def result(rank: int, target: int, when: str) -> str:
+        if rank in bad and when in bad[rank].value:
+            return f"{target} wrong" + ("" if identical else f" by {rank}")
+        return f"{target} right"
+
+    pairs, contested = [], []
+    for replayer, target in enumerate(partners(ranks, audit)):
+        original, replay = result(target, target, "original"), result(replayer, target, "ring")
+        if original != replay:
+            pairs.append(Pair(replayer, target))
+            votes = {r: result(r, target, "arbitration") for r in range(ranks.size)}
+            votes |= {target: original, replayer: replay}
+            again = result(target, target, "again"), result(replayer, target, "again")
+            contested.append(Contested(target, replayer, votes, *again))
+    assert contested_targets(pairs) is not None
+    return attribute(ranks, pairs, contested) if pairs else None
+
+
+def layouts(n: int) -> Iterator[RankMap]:
+    """One, two and three GPUs a node where that can be audited, and an uneven interleaved one."""
+    for per_node in (1, 2, 3):
+        if n > per_node:
+            yield rank_map([rank // per_node for rank in range(n)])
+    if n >= 5:
+        yield rank_map([0, 1, 2, 0, 1] + [2 + rank % 2 for rank in range(n - 5)])
+
+
+def games(n: int) -> Iterator[tuple[RankMap, int]]:
+    for ranks in layouts(n):
+        rounds = len({partners(ranks, audit) for audit in range(8)})
+        yield from ((ranks, audit) for audit in range(rounds))
+
+
+@pytest.mark.parametrize("n", range(3, 9))
+def test_one_bad_gpu_is_always_named_with_its_verdict(n: int) -> None:
+    for ranks, audit in games(n):
+        for rank, kind in itertools.product(range(n), Bad):
+            found = play(ranks, audit, {rank: kind}, identical=False)
+            assert found is not None
+            (finding,) = found.findings
+            assert (finding.rank, finding.majority) == (rank, True)
+            assert (finding.kind, finding.verdict, finding.second_confirmation) == EXPECTED[kind]
+
+
+def two_bad(n: int, identical: bool) -> Iterator[tuple[dict[int, Bad], Attribution | None]]:
+    for ranks, audit in games(n):
+        for first, second in itertools.combinations(range(n), 2):
+            for kinds in itertools.product(Bad, repeat=2):
+                bad = {first: kinds[0], second: kinds[1]}
+                yield bad, play(ranks, audit, bad, identical=identical)
+
+
+def named(found: Attribution | None) -> set[int]:
+    return {f.rank for f in found.findings if f.rank is not None} if found else set()
+
+
+SMALL = [(n, identical) for n in range(3, 9) for identical in (False, True) if n > 3 or not identical]
+LARGE = [pytest.param(n, i, marks=pytest.mark.soak) for n in range(9, 13) for i in (False, True)]
+
+
+@pytest.mark.parametrize(("n", "identical"), SMALL + LARGE)
+def test_two_bad_gpus_never_accuse_a_healthy_one(n: int, identical: bool) -> None:
+    for bad, found in two_bad(n, identical):
+        assert named(found) <= set(bad), (bad, found)
+
+
+@pytest.mark.parametrize("n", [5, 6])
+def test_two_bad_gpus_with_different_bits_are_both_named_from_five_ranks_on(n: int) -> None:
+    for bad, found in two_bad(n, identical=False):
+        assert named(found) == set(bad), (bad, found)
+
+
+def test_identical_bits_on_three_ranks_are_the_documented_limit() -> None:
+    """Nothing distinguishes two liars who agree from two witnesses: the README says four ranks."""
+    ranks = rank_map([0, 1, 2])
+    found = play(ranks, 0, {0: Bad.PERSISTENT, 1: Bad.PERSISTENT}, identical=True)
+    assert named(found) == {2}
+
+
+def test_two_bad_gpus_of_a_four_rank_job_name_nobody_and_say_who_was_involved() -> None:
+    ranks = rank_map([0, 1, 2, 3])
+    found = play(ranks, 0, {0: Bad.PERSISTENT, 2: Bad.PERSISTENT}, identical=False)
+    assert found is not None
+    (finding,) = found.findings
+    assert finding.verdict is Verdict.UNATTRIBUTABLE
+    assert {p.rank for p in finding.involved} >= {0, 2}
