@@ -1,0 +1,317 @@
+"""State of the fake Kubernetes cluster: nodes and pods. In: `kubernetes_api` (HTTPS), `hyperpod`, the fake of
+the training operator. Out: a stream of changes to those who asked for it.
+
+Objects are the JSON of the real API. Every write gets a new resourceVersion; a write that names an old one is
+a conflict. Changes are delivered on one thread, in order, after the write: a callback may call back.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import queue
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from .timers import Timers
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+UNSCHEDULABLE_TAINT = "node.kubernetes.io/unschedulable"
+GRACE_SECONDS = 30.0  # from an eviction or a delete until the pod is gone, scaled
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a watch delivers: `action` is ADDED, MODIFIED or DELETED, `kind` Node or Pod."""
+
+    action: str
+    kind: str
+    object: Object
+
+    @property
+    def name(self) -> str:
+        """metadata.name of the object."""
+        return str(self.object["metadata"]["name"])
+
+
+class NotFoundError(KeyError):
+    """No such node or pod."""
+
+
+class KubernetesState:
+    """Nodes and pods, with the few controllers that the pipeline can notice.
+
+    `nodes` and `pods` are snapshots (copies); pods are keyed by (namespace, name).
+    """
+
+    def __init__(self, timers: Timers) -> None:
+        self.lock = threading.RLock()
+        self.eviction_blocked: set[str] = set()  # pod names that a disruption budget protects
+        self._timers = timers
+        self._nodes: dict[str, Object] = {}
+        self._pods: dict[tuple[str, str], Object] = {}
+        self._version = 1000
+        self._callbacks: list[Callable[[Change], None]] = []
+        self._changes: queue.Queue[Change | None] = queue.Queue()
+        self._watcher = threading.Thread(target=self._deliver, name="emulator-k8s-watch", daemon=True)
+        self._watcher.start()
+
+    @property
+    def nodes(self) -> dict[str, Object]:
+        """Name -> node object."""
+        with self.lock:
+            return copy.deepcopy(self._nodes)
+
+    @property
+    def pods(self) -> dict[tuple[str, str], Object]:
+        """(namespace, name) -> pod object."""
+        with self.lock:
+            return copy.deepcopy(self._pods)
+
+    @property
+    def resource_version(self) -> str:
+        """The version of the whole store, for lists."""
+        return str(self._version)
+
+    def on_change(self, callback: Callable[[Change], None]) -> None:
+        """Call `callback` for every change from now on, one after the other, on one thread."""
+        with self.lock:
+            self._callbacks.append(callback)
+
+    def close(self) -> None:
+        """End the delivery of changes."""
+        self._changes.put(None)
+        self._watcher.join(timeout=5)
+
+    def get(self, kind: str, key: Any) -> Object:
+        """One object (a copy); `key` is a name for nodes, (namespace, name) for pods.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        with self.lock:
+            store: dict[Any, Object] = self._nodes if kind == "Node" else self._pods
+            if key not in store:
+                raise NotFoundError(key)
+            return copy.deepcopy(store[key])
+
+    def add_node(
+        self, name: str, *, labels: dict[str, str], annotations: dict[str, str], gpus: int, provider_id: str
+    ) -> None:
+        """A node joins, Ready and schedulable."""
+        with self.lock:
+            self._nodes[name] = node_object(name, labels, annotations, gpus, provider_id)
+            self._changed("ADDED", "Node", self._nodes[name])
+
+    def remove_node(self, name: str) -> None:
+        """A node vanishes, and with it the pods that stood on it."""
+        with self.lock:
+            gone = self._nodes.pop(name, None)
+            if gone is None:
+                return
+            self._changed("DELETED", "Node", gone)
+            for key in [k for k, p in self._pods.items() if p["spec"].get("nodeName") == name]:
+                self._changed("DELETED", "Pod", self._pods.pop(key))
+
+    def label_node(self, name: str, labels: dict[str, str]) -> None:
+        """Set labels, as HyperPod's health agent does; silently nothing when the node is gone."""
+        with self.lock:
+            if name in self._nodes:
+                node = copy.deepcopy(self._nodes[name])
+                node["metadata"]["labels"].update(labels)
+                self.put_node(node)
+
+    def put_node(self, node: Object) -> Object:
+        """Store a changed node; the unschedulable taint follows spec.unschedulable, as in the real API."""
+        with self.lock:
+            name = node["metadata"]["name"]
+            if name not in self._nodes:
+                raise NotFoundError(name)
+            _follow_unschedulable(node)
+            self._nodes[name] = node
+            self._changed("MODIFIED", "Node", node)
+            return copy.deepcopy(node)
+
+    def create_pod(
+        self,
+        name: str,
+        *,
+        namespace: str = "default",
+        node: str | None = None,
+        labels: dict[str, str] | None = None,
+        service_account: str = "default",
+        gpus: int = 0,
+        owner: tuple[str, str] = ("PyTorchJob", "job"),
+    ) -> Object:
+        """Create a pod: Running on `node`, or Pending without a place. `owner` is its controller's kind, name."""
+        pod = pod_object(name, namespace, labels or {}, service_account, gpus, owner)
+        with self.lock:
+            if (namespace, name) in self._pods:
+                raise ValueError(f"pod {namespace}/{name} exists already")
+            self._pods[namespace, name] = pod
+            if node is not None:
+                _place(pod, node)
+            self._changed("ADDED", "Pod", pod)
+            return copy.deepcopy(pod)
+
+    def bind_pod(self, name: str, node: str, *, namespace: str = "default") -> Object:
+        """Place a pending pod; it runs at once."""
+        with self.lock:
+            if (namespace, name) not in self._pods:
+                raise NotFoundError((namespace, name))
+            if node not in self._nodes:
+                raise NotFoundError(node)
+            _place(self._pods[namespace, name], node)
+            self._changed("MODIFIED", "Pod", self._pods[namespace, name])
+            return copy.deepcopy(self._pods[namespace, name])
+
+    def delete_pod(self, name: str, *, namespace: str = "default") -> None:
+        """Remove a pod at once (no grace), when it is there."""
+        with self.lock:
+            pod = self._pods.pop((namespace, name), None)
+            if pod is not None:
+                self._changed("DELETED", "Pod", pod)
+
+    def terminate_pod(self, name: str, *, namespace: str = "default") -> Object:
+        """Begin a graceful end, as delete and eviction do: deletionTimestamp now, gone after the grace period."""
+        with self.lock:
+            if (namespace, name) not in self._pods:
+                raise NotFoundError((namespace, name))
+            pod = self._pods[namespace, name]
+            if "deletionTimestamp" not in pod["metadata"]:
+                pod["metadata"]["deletionTimestamp"] = now()
+                pod["metadata"]["deletionGracePeriodSeconds"] = int(GRACE_SECONDS)
+                self._changed("MODIFIED", "Pod", pod)
+                uid = pod["metadata"]["uid"]
+                self._timers.after(GRACE_SECONDS, lambda: self._finish(name, namespace, uid))
+            return copy.deepcopy(pod)
+
+    def free_nodes(self, gpus: int) -> list[str]:
+        """Names of schedulable nodes where a pod that asks for `gpus` fits now, as the scheduler sees it."""
+        with self.lock:
+            used: dict[str, int] = {}
+            for pod in self._pods.values():
+                place = pod["spec"].get("nodeName")
+                used[place] = used.get(place, 0) + _gpus_asked(pod)
+            return [
+                name
+                for name, node in self._nodes.items()
+                if not any(t["effect"] == "NoSchedule" for t in node["spec"].get("taints", []))
+                and int(node["status"]["allocatable"]["nvidia.com/gpu"]) - used.get(name, 0) >= gpus
+            ]
+
+    def _finish(self, name: str, namespace: str, uid: str) -> None:
+        with self.lock:
+            pod = self._pods.get((namespace, name))
+            if pod is not None and pod["metadata"]["uid"] == uid:
+                self.delete_pod(name, namespace=namespace)
+
+    def _changed(self, action: str, kind: str, obj: Object) -> None:
+        self._version += 1
+        obj["metadata"]["resourceVersion"] = str(self._version)
+        self._changes.put(Change(action, kind, copy.deepcopy(obj)))
+
+    def _deliver(self) -> None:
+        while (change := self._changes.get()) is not None:
+            for callback in list(self._callbacks):
+                try:
+                    callback(change)
+                except Exception:
+                    log.exception(
+                        "a watcher of the fake Kubernetes failed on %s %s", change.action, change.name
+                    )
+
+
+def now() -> str:
+    """UTC in the API's format."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def node_object(
+    name: str, labels: dict[str, str], annotations: dict[str, str], gpus: int, provider_id: str
+) -> Object:
+    """A v1 Node as a kubelet registers it."""
+    capacity = {"cpu": "192", "memory": "2097152Mi", "pods": "100", "nvidia.com/gpu": str(gpus)}
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is ready"}
+    info = dict.fromkeys(("bootID", "kubeProxyVersion", "machineID", "systemUUID"), "")
+    info |= {
+        "kubeletVersion": "v1.32.0",
+        "containerRuntimeVersion": "containerd://1.7",
+        "kernelVersion": "6.1",
+    }
+    info |= {"osImage": "Amazon Linux 2023", "architecture": "amd64", "operatingSystem": "linux"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "uid": str(uuid.uuid4()),
+            "creationTimestamp": now(),
+            "labels": {"kubernetes.io/hostname": name, **labels},
+            "annotations": dict(annotations),
+        },
+        "spec": {"providerID": provider_id},
+        "status": {
+            "capacity": capacity,
+            "allocatable": dict(capacity),
+            "conditions": [ready | {"lastHeartbeatTime": now(), "lastTransitionTime": now()}],
+            "addresses": [{"type": "Hostname", "address": name}],
+            "nodeInfo": info,
+        },
+    }
+
+
+def pod_object(
+    name: str, namespace: str, labels: dict[str, str], account: str, gpus: int, owner: tuple[str, str]
+) -> Object:
+    """A v1 Pod without a place."""
+    controller = {"apiVersion": "kubeflow.org/v1", "kind": owner[0], "name": owner[1], "controller": True}
+    resources = {"limits": {"nvidia.com/gpu": str(gpus)}, "requests": {"nvidia.com/gpu": str(gpus)}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": str(uuid.uuid4()),
+            "creationTimestamp": now(),
+            "labels": dict(labels),
+            "annotations": {},
+            "ownerReferences": [controller | {"uid": f"{owner[0]}-{owner[1]}"}],
+        },
+        "spec": {
+            "serviceAccountName": account,
+            "serviceAccount": account,
+            "containers": [{"name": "train", "image": "train:local", "resources": resources if gpus else {}}],
+        },
+        "status": {"phase": "Pending"},
+    }
+
+
+def _place(pod: Object, node: str) -> None:
+    pod["spec"]["nodeName"] = node
+    pod["status"] = {"phase": "Running", "startTime": now()}
+
+
+def _gpus_asked(pod: Object) -> int:
+    limits = (c.get("resources", {}).get("limits", {}) for c in pod["spec"]["containers"])
+    return sum(int(limit.get("nvidia.com/gpu", 0)) for limit in limits)
+
+
+def _follow_unschedulable(node: Object) -> None:
+    spec = node["spec"]
+    taints = [t for t in spec.get("taints") or [] if t["key"] != UNSCHEDULABLE_TAINT]
+    if spec.get("unschedulable"):
+        taints.append({"key": UNSCHEDULABLE_TAINT, "effect": "NoSchedule", "timeAdded": now()})
+    else:
+        spec.pop("unschedulable", None)
+    if taints:
+        spec["taints"] = taints
+    else:
+        spec.pop("taints", None)

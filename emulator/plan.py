@@ -1,0 +1,160 @@
+"""What a resolved template asks for, as values. In: `template.Template`. Out: `Plan`, which `stack` builds.
+
+Only what somebody here acts on is read; the rest of each resource's properties has no effect locally.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .names import function_name_of
+from .template import Template, TemplateError
+
+Overrides = Mapping[str, Mapping[str, str]]
+EVERY_FUNCTION = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A Lambda function; `variables` is its whole environment as the template gives it."""
+
+    logical_id: str
+    name: str
+    handler: str  # "package.module.function"
+    variables: dict[str, str]
+    timeout_seconds: float
+    memory_mb: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueMapping:
+    """An event source mapping from a queue to a function."""
+
+    queue: str
+    function: str
+    batch_size: int
+    partial_failures: bool  # ReportBatchItemFailures
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route of the HTTP API: `method` may be ANY, `path` may hold `{name}` parts."""
+
+    method: str
+    path: str
+    function: str
+
+    @property
+    def key(self) -> str:
+        """RouteKey, as the payload carries it."""
+        return f"{self.method} {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that is created, by physical names; properties are those of CloudFormation."""
+
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    queues: dict[str, dict[str, Any]] = field(default_factory=dict)
+    topics: list[str] = field(default_factory=list)
+    subscriptions: list[dict[str, Any]] = field(default_factory=list)
+    buses: list[str] = field(default_factory=list)
+    rules: dict[str, dict[str, Any]] = field(default_factory=dict)
+    machines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    functions: dict[str, Function] = field(default_factory=dict)
+    mappings: list[QueueMapping] = field(default_factory=list)
+    routes: list[Route] = field(default_factory=list)
+
+
+def read(template: Template, overrides: Overrides) -> Plan:
+    """Read a template.
+
+    Args:
+        overrides: function's logical id (or "*") -> variable -> value; replaces values, never adds a variable,
+            so that a variable that the template lacks stays missing.
+
+    Raises:
+        TemplateError: the template or the overrides do not make sense.
+    """
+    return Plan(
+        tables=_named(template, "AWS::DynamoDB::Table"),
+        queues=_named(template, "AWS::SQS::Queue"),
+        topics=[template.name_of(i) for i, _ in template.of_type("AWS::SNS::Topic")],
+        subscriptions=[p for _, p in template.of_type("AWS::SNS::Subscription")],
+        buses=[template.name_of(i) for i, _ in template.of_type("AWS::Events::EventBus")],
+        rules=_named(template, "AWS::Events::Rule"),
+        machines=_named(template, "AWS::StepFunctions::StateMachine"),
+        functions=_functions(template, overrides),
+        mappings=_mappings(template),
+        routes=_routes(template),
+    )
+
+
+def definition_of(machine: Mapping[str, Any]) -> str:
+    """The state machine's ASL as JSON text."""
+    definition = machine.get("DefinitionString", machine.get("Definition"))
+    if definition is None:
+        raise TemplateError("a state machine of the template has no inline definition")
+    text = definition if isinstance(definition, str) else json.dumps(definition)
+    for name, value in (machine.get("DefinitionSubstitutions") or {}).items():
+        text = text.replace("${" + name + "}", str(value))
+    return text
+
+
+def _named(template: Template, kind: str) -> dict[str, dict[str, Any]]:
+    return {template.name_of(i): p for i, p in template.of_type(kind)}
+
+
+def _functions(template: Template, overrides: Overrides) -> dict[str, Function]:
+    functions = {}
+    for logical_id, p in template.of_type("AWS::Lambda::Function"):
+        variables = {k: str(v) for k, v in p.get("Environment", {}).get("Variables", {}).items()}
+        own = overrides.get(logical_id, {})
+        if missing := sorted(set(own) - set(variables)):
+            raise TemplateError(f"overrides of {logical_id}: the template gives it no variable {missing}")
+        common = {k: v for k, v in overrides.get(EVERY_FUNCTION, {}).items() if k in variables}
+        functions[template.name_of(logical_id)] = Function(
+            logical_id=logical_id,
+            name=template.name_of(logical_id),
+            handler=p["Handler"],
+            variables=variables | common | dict(own),
+            timeout_seconds=float(p.get("Timeout", 3)),
+            memory_mb=int(p.get("MemorySize", 128)),
+        )
+    known = {f.logical_id for f in functions.values()} | {EVERY_FUNCTION}
+    if unknown := sorted(set(overrides) - known):
+        raise TemplateError(f"overrides name functions that the template does not have: {unknown}")
+    return functions
+
+
+def _mappings(template: Template) -> list[QueueMapping]:
+    return [
+        QueueMapping(
+            queue=p["EventSourceArn"].rsplit(":", 1)[-1],
+            function=function_name_of(p["FunctionName"]),
+            batch_size=int(p.get("BatchSize", 10)),
+            partial_failures="ReportBatchItemFailures" in p.get("FunctionResponseTypes", []),
+        )
+        for _, p in template.of_type("AWS::Lambda::EventSourceMapping")
+        if p.get("Enabled", True)
+    ]
+
+
+def _routes(template: Template) -> list[Route]:
+    stages = {p["StageName"] for _, p in template.of_type("AWS::ApiGatewayV2::Stage")}
+    if stages - {"$default"}:
+        raise TemplateError(f"HTTP API stages {sorted(stages)}: the local front serves $default only")
+    integrations = dict(template.of_type("AWS::ApiGatewayV2::Integration"))
+    routes = []
+    for logical_id, p in template.of_type("AWS::ApiGatewayV2::Route"):
+        integration = integrations.get(
+            p["Target"].removeprefix("integrations/").removeprefix(template.prefix)
+        )
+        if integration is None or integration.get("PayloadFormatVersion") != "2.0":
+            raise TemplateError(f"{logical_id}: only Lambda integrations with payload 2.0 are served")
+        method, path = p["RouteKey"].split(" ", 1)
+        routes.append(Route(method, path, function_name_of(integration["IntegrationUri"])))
+    return routes if stages else []  # an API without a stage serves nothing
