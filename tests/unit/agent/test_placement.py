@@ -1,0 +1,133 @@
+"""Partners for every layout, or a refusal that names the ranks."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.agent.places import even_map, rank_map
+from training_agent.contract import Independence
+from training_agent.errors import ConfigurationError
+from training_agent.placement import MAX_OFFSETS, RankMap, partners
+
+LAYOUTS = st.lists(st.integers(0, 5), min_size=2, max_size=24)
+
+
+@given(LAYOUTS, st.integers(0, 40), st.booleans())
+def test_any_layout_gets_a_permutation_across_nodes_or_a_refusal(
+    nodes: list[int], audit: int, rotate: bool
+) -> None:
+    ranks = rank_map(nodes)
+    node, largest = Counter(nodes).most_common(1)[0]
+    if 2 * largest > len(nodes) and len(set(nodes)) >= 3:
+        with pytest.raises(ConfigurationError) as refused:
+            partners(ranks, audit, rotate)
+        assert f"holds {largest} of {len(nodes)} ranks" in str(refused.value)
+        assert f"ranks {nodes.index(node)}" in str(refused.value)
+        return
+    targets = partners(ranks, audit, rotate)
+    assert sorted(targets) == list(range(len(nodes)))
+    assert all(target != replayer for replayer, target in enumerate(targets))
+    if 2 * largest <= len(nodes):
+        assert all(ranks.node_of(t) != ranks.node_of(r) for r, t in enumerate(targets))
+
+
+@given(LAYOUTS)
+def test_rotation_uses_at_most_eight_assignments_and_moves_every_audit(nodes: list[int]) -> None:
+    ranks = rank_map(nodes)
+    try:
+        rounds = [partners(ranks, audit) for audit in range(3 * MAX_OFFSETS)]
+    except ConfigurationError:
+        return
+    distinct = len(set(rounds))
+    assert distinct <= MAX_OFFSETS
+    assert rounds[:distinct] == rounds[distinct : 2 * distinct]
+    assert len(set(rounds[:distinct])) == distinct
+
+
+def test_fixed_partner_is_one_node_further_as_published() -> None:
+    ranks = even_map(32, 8)
+    assert all(
+        partners(ranks, audit, rotate=False) == tuple((r + 8) % 32 for r in range(32)) for audit in (0, 1, 5)
+    )
+
+
+def test_rotation_on_three_nodes_of_two() -> None:
+    ranks = even_map(6, 2)
+    offsets = [partners(ranks, audit)[0] for audit in range(4)]
+    assert offsets == [2, 3, 4, 2]
+
+
+def test_large_even_layout_keeps_the_local_rank() -> None:
+    """The same column of GPUs: their network rails match."""
+    ranks = even_map(128, 8)
+    for audit in range(MAX_OFFSETS):
+        assert all(t % 8 == r % 8 for r, t in enumerate(partners(ranks, audit)))
+    assert len({partners(ranks, audit) for audit in range(MAX_OFFSETS)}) == MAX_OFFSETS
+
+
+def test_interleaved_ranks_are_paired_across_nodes() -> None:
+    ranks = rank_map([0, 1, 0, 1, 0, 1])
+    for audit in range(4):
+        assert all(ranks.node_of(t) != ranks.node_of(r) for r, t in enumerate(partners(ranks, audit)))
+
+
+def test_single_node_is_paired_by_gpu_and_says_so() -> None:
+    ranks = even_map(4, 4)
+    assert ranks.independence is Independence.GPU
+    assert {partners(ranks, audit)[0] for audit in range(3)} == {1, 2, 3}
+
+
+def test_two_uneven_nodes_fall_back_to_pairs_by_gpu() -> None:
+    ranks = rank_map([0, 0, 0, 1])
+    assert sorted(partners(ranks, 0)) == [0, 1, 2, 3]
+    assert ranks.independence is Independence.GPU
+
+
+def test_three_nodes_are_independent_by_node() -> None:
+    assert even_map(3, 1).independence is Independence.NODE
+    assert even_map(16, 8).independence is Independence.GPU
+
+
+def test_node_with_more_than_half_of_three_is_refused_with_its_ranks() -> None:
+    with pytest.raises(ConfigurationError, match=r"holds 3 of 5 ranks \(ranks 0, 2, 4\), more than half"):
+        partners(rank_map([0, 1, 0, 2, 0]), 0)
+
+
+def test_fewer_than_two_ranks_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="start at least two ranks"):
+        partners(rank_map([0]), 0)
+
+
+def test_ranks_that_share_a_gpu_are_refused_by_name() -> None:
+    places = even_map(4, 2).places
+    with pytest.raises(ConfigurationError, match=r"ranks \[0, 1\] claim the same local rank"):
+        RankMap((places[0], replace(places[1], local_rank=0), *places[2:]))
+    with pytest.raises(ConfigurationError, match=r"ranks \[2, 3\] claim the same GPU"):
+        RankMap((*places[:3], replace(places[3], gpu_uuid=places[2].gpu_uuid)))
+    with pytest.raises(ConfigurationError, match="expected ranks 0 to 2"):
+        RankMap(places[1:])
+
+
+def test_unknown_gpus_are_not_one_gpu() -> None:
+    places = tuple(replace(p, gpu_uuid=None) for p in even_map(4, 2).places)
+    assert RankMap(places).size == 4
+
+
+def test_helpers() -> None:
+    ranks = rank_map([1, 0, 1])
+    assert ranks.nodes == (ranks.node_of(0), ranks.node_of(1))
+    assert ranks.ranks_on(ranks.node_of(0)) == (0, 2)
+
+
+def test_sixteen_thousand_ranks_within_a_second() -> None:
+    ranks = even_map(16_384, 8)
+    started = time.perf_counter()
+    targets = partners(ranks, 3)
+    assert time.perf_counter() - started < 1.0
+    assert len(set(targets)) == 16_384
