@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from examples.config import TrainConfig
-from examples.injection import injector_from_environment
+from examples.injection import injector_from_environment, schedule_of
 from examples.llama import Llama, ModelConfig, compute_loss, micro_batch
-from training_agent import CheckpointStore, Schedule, SdcAlarm, attach
+from training_agent import CheckpointStore, SdcAlarm, attach
 from training_agent.report import job_reporter
 from training_agent.settings import AgentSettings
 
@@ -47,7 +47,8 @@ def train(config: TrainConfig, settings: AgentSettings) -> None:
         reporter=job_reporter(settings, rank),
         checkpoints=store,
     )
-    injector = injector_from_environment(config, model, optimizer, guard, settings)
+    gpu = settings.place(rank, int(os.environ["LOCAL_RANK"])).gpu_uuid
+    injector = injector_from_environment(config, model, optimizer, lambda: guard.phase, gpu)
     if checkpoint := store.resume():
         state, manifest = store.load(checkpoint)
         model.module.load_state_dict(state["model"])
@@ -87,13 +88,6 @@ def build(config: TrainConfig) -> tuple[DistributedDataParallel, torch.optim.Opt
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
 
 
-def schedule_of(config: TrainConfig) -> Schedule:
-    """When the checks run."""
-    return Schedule(
-        audit_every=config.audit_every, check_every=config.check_every, ckpt_every=config.checkpoint_every
-    )
-
-
 def one_step(
     config: TrainConfig,
     model: DistributedDataParallel,
@@ -104,7 +98,7 @@ def one_step(
     """Apply one update and return this rank's loss; raises SdcAlarm when a check fires."""
     tokens = micro_batch(ModelConfig(), config.seed, step, dist.get_rank())
     loss = loss_function(model, tokens)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()

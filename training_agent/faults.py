@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Fault", "FaultPlan", "Injector", "StrikeRecord", "strike_records", "describe", "MEANING"]
+__all__ = ["Fault", "FaultPlan", "Injector", "Phase", "StrikeRecord", "strike_records", "describe", "MEANING"]
 
 FACTOR = 1000
 FLIPPED_BIT = 22  # the highest bit of a float32 mantissa

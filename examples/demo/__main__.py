@@ -12,12 +12,12 @@ import os
 import shutil
 import sys
 
-from examples.demo.launch import reference_run
+from examples.demo.launch import fault_environment, reference_run
 from examples.demo.proof import failures, summarize
 from examples.demo.settings import DemoSettings
 from examples.demo.story import Story, tell
 from examples.demo.watch import Watch, seats_of
-from examples.injection import check_plan
+from examples.injection import plan_from
 from training_agent.contract import ExitCode
 from training_agent.errors import ConfigurationError
 from training_agent.faults import describe
@@ -30,7 +30,7 @@ def main() -> int:
         return 0
     try:
         settings = DemoSettings.from_env(os.environ)
-        check_plan(settings.train, os.environ, settings.world_size, settings.nodes)
+        plan_from(settings.train, fault_environment(settings), settings.world_size, settings.gpus)
     except ConfigurationError as e:
         sys.stderr.write(f"{e}\n")
         return int(ExitCode.CONFIGURATION)

@@ -18,8 +18,10 @@ from emulator.training_operator import JobSpec
 from examples.demo.reference import PLACES_VARIABLE
 from examples.demo.settings import DemoSettings
 from examples.demo.story import Progress
+from examples.injection import STATE_DIR_VARIABLE
 from training_agent.contract import Env
 
+CLUSTER = "demo"  # HyperPod's name of the cluster
 REFERENCE_TIMEOUT_SECONDS = 300.0
 ROOT = Path(__file__).parents[2]
 
@@ -40,7 +42,7 @@ def reference_run(settings: DemoSettings, places: Sequence[Mapping[str, str]], p
     ]
     environment = {
         **_common_environment(),
-        **fault_environment(settings, settings.out / "faults" / "poisoned"),
+        **fault_environment(settings, "poisoned"),
         PLACES_VARIABLE: json.dumps(list(places)),
     }
     with log_path.open("wb") as log:
@@ -81,8 +83,8 @@ def job_spec(settings: DemoSettings, cloud: LocalCloud) -> JobSpec:
         environment={
             **_common_environment(),
             **cloud.environment(),
-            **fault_environment(settings, settings.out / "faults" / "job"),
-            Env.CLUSTER.value: cloud.cluster,
+            **fault_environment(settings, "job"),
+            Env.CLUSTER.value: CLUSTER,
             Env.EVENT_BUS.value: cloud.event_bus_name,
             Env.QUARANTINE_TABLE.value: cloud.quarantine_table_name,
         },
@@ -91,14 +93,15 @@ def job_spec(settings: DemoSettings, cloud: LocalCloud) -> JobSpec:
     )
 
 
-def fault_environment(settings: DemoSettings, state_dir: Path) -> dict[str, str]:
+def fault_environment(settings: DemoSettings, state_dir: str = "") -> dict[str, str]:
     """What only the injector inside the trainer reads."""
     return {
         "FAULT": settings.fault,
         "FAULT_RANK": str(settings.fault_rank),
         "FAULT_STEP": str(settings.fault_step),
+        "FAULT_GPUS_PER_NODE": str(settings.gpus),
         "SEED": str(settings.seed),
-        "FAULT_STATE_DIR": str(state_dir),
+        STATE_DIR_VARIABLE: str(settings.out / "faults" / state_dir),
     }
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 import torch.distributed as dist
 
 from examples.config import TrainConfig
-from examples.injection import injector_from_environment
+from examples.injection import injector_from_environment, schedule_of
 from examples.llama import compute_loss
-from examples.training import build, keep, log, one_step, schedule_of, start_process_group
+from examples.training import build, keep, log, one_step, start_process_group
 from training_agent import attach
+from training_agent.faults import Phase
 from training_agent.settings import AgentSettings
 
 PLACES_VARIABLE = "SDC_DEMO_PLACES"
@@ -55,7 +56,8 @@ def main() -> None:
 
     model.module.load_state_dict(start[0])
     optimizer.load_state_dict(start[1])
-    injector = injector_from_environment(config, model, optimizer, None, settings)
+    gpu = places[dist.get_rank()]["gpu_uuid"]
+    injector = injector_from_environment(config, model, optimizer, lambda: Phase.TRAINING, gpu)
     for step in range(1, config.steps + 1):
         injector.begin_step(step)
         one_step(config, model, optimizer, compute_loss, step)

@@ -9,19 +9,22 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from boto3.dynamodb.types import TypeDeserializer
 
 from emulator.cloud import LocalCloud
+from emulator.eventbridge import BusEvent
+from emulator.mailbox import Mail
 from emulator.training_operator import TrainingOperator, gpu_uuids_of
 from examples.demo import approver
-from examples.demo.launch import job_spec, last_line, tail
+from examples.demo.launch import CLUSTER, job_spec, last_line, tail
 from examples.demo.proof import Observed, read_hashes
 from examples.demo.settings import DemoSettings
 from examples.demo.story import Progress, Story
-from examples.injection import struck_records
+from examples.injection import struck
 from infra.synth import synthesize
 from training_agent.contract import Alarm, DetailType, NodeRegistration, delivery_key, from_plain
 
@@ -52,14 +55,22 @@ class Watch:
         bad_nodes = 2 if self.settings.fault == "two-gpus" else 1
         template = synthesize(
             self.settings.out / "cdk.out",
-            {"mode": "replace", "approvers": [APPROVER], "replacements_per_day": bad_nodes}
-            | ({"replacements_per_hour": bad_nodes} if bad_nodes > 1 else {}),
+            {
+                "cluster_name": CLUSTER,
+                "mode": "replace",
+                "approvers": [APPROVER],
+                "deep_check_enabled": True,
+                "replacements_per_day": bad_nodes,
+                "replacements_per_hour": bad_nodes,
+            },
         )
         return LocalCloud(
             template,
             nodes=self.settings.nodes,
             gpus_per_node=self.settings.gpus,
             deep_check=self.settings.deep_check,
+            work_dir=self.settings.out / "cloud",
+            cluster=CLUSTER,
         )
 
     def job(self, cloud: LocalCloud, progress: Progress) -> None:
@@ -89,7 +100,7 @@ class Watch:
         last = max(_registrations(cloud), key=lambda r: r.job.attempt, default=None)
         return Observed(
             fault=self.settings.fault,
-            injected=struck_records(self.settings.out / "faults" / "job"),
+            injected=[asdict(r) for r in struck(self.settings.out / "faults" / "job")],
             alarms=_alarms(cloud),
             incidents=_incidents(cloud),
             replacements=cloud.hyperpod.replacements(),
@@ -113,10 +124,8 @@ class Watch:
                 (out / f"{name}.txt").write_text(("\n" + "=" * 72 + "\n").join(texts))
         for number, html in enumerate(self._pages, 1):
             (out / ("page.html" if number == 1 else f"page-{number}.html")).write_text(html)
-        (out / "events.json").write_text(json.dumps(list(cloud.bus_events), indent=1, default=str))
-        (out / "hyperpod-requests.json").write_text(
-            json.dumps(list(cloud.hyperpod.requests), indent=1, default=str)
-        )
+        (out / "events.json").write_text(_json(cloud.bus_events))
+        (out / "hyperpod-requests.json").write_text(_json(cloud.hyperpod.requests))
         histories = {e["name"]: cloud.history(e["executionArn"]) for e in cloud.executions()}
         (out / "execution-history.json").write_text(json.dumps(histories, indent=1, default=str))
 
@@ -143,8 +152,8 @@ class Watch:
         log = self.operator.job.log_dir / f"{self.operator.job.name}-worker-0-attempt-{attempt}.log"
         progress(last_line(log) or f"attempt {attempt}")
 
-    def _tell_event(self, event: dict[str, Any]) -> None:
-        kind, detail = event["detail-type"], event["detail"]
+    def _tell_event(self, event: BusEvent) -> None:
+        kind, detail = event.detail_type, event.detail
         if kind == DetailType.ALARM.value and self.alarm_seen is None:
             self.alarm_seen = time.monotonic()
             alarm = from_plain(Alarm, detail)
@@ -165,7 +174,7 @@ class Watch:
         elif kind == DetailType.INCIDENT_STATE_CHANGED.value:
             self.story.line(f"pipeline: {detail.get('state')}: {detail.get('story', '')}")
 
-    def _answer(self, mail: Any) -> None:
+    def _answer(self, mail: Mail) -> None:
         self.story.line(f"mail to {mail.to}: {mail.subject}")
         link = approver.review_link(mail.body)
         if link is None:
@@ -194,19 +203,23 @@ def seats_of(cloud: LocalCloud, settings: DemoSettings) -> list[dict[str, str]]:
     ]
 
 
+def _json(records: Iterable[Any]) -> str:
+    return json.dumps([asdict(r) for r in records], indent=1, default=str)
+
+
 def _alarms(cloud: LocalCloud) -> list[Alarm]:
     """Alarms on the bus, each once: several ranks report the same one."""
     found: dict[str, Alarm] = {}
     for event in cloud.bus_events:
-        if event["detail-type"] == DetailType.ALARM.value:
-            alarm = from_plain(Alarm, event["detail"])
+        if event.detail_type == DetailType.ALARM.value:
+            alarm = from_plain(Alarm, event.detail)
             found.setdefault(f"{delivery_key(alarm)}-{alarm.job.attempt}", alarm)
     return list(found.values())
 
 
 def _registrations(cloud: LocalCloud) -> list[NodeRegistration]:
     kind = DetailType.NODE_REGISTERED.value
-    return [from_plain(NodeRegistration, e["detail"]) for e in cloud.bus_events if e["detail-type"] == kind]
+    return [from_plain(NodeRegistration, e.detail) for e in cloud.bus_events if e.detail_type == kind]
 
 
 def _incidents(cloud: LocalCloud) -> list[dict[str, Any]]:
@@ -214,7 +227,7 @@ def _incidents(cloud: LocalCloud) -> list[dict[str, Any]]:
     pages = (
         cloud.client("dynamodb")
         .get_paginator("scan")
-        .paginate(TableName=cloud.table_name("IncidentTable"), ConsistentRead=True)
+        .paginate(TableName=cloud.stack.table_name("IncidentTable"), ConsistentRead=True)
     )
     read = TypeDeserializer().deserialize
     rows = [{k: read(v) for k, v in item.items()} for page in pages for item in page["Items"]]
