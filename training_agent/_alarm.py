@@ -1,0 +1,188 @@
+"""From what a check saw to the one `Alarm` that is equal on all ranks, and to the sentence for people.
+
+Comes in: a `Sighting`. Goes out: the alarm (time and resume point are rank 0's) and the text of `SdcAlarm`.
+Next: the guard hands it to the reporter and raises.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+
+import torch
+
+from ._comm import Comm
+from .checkpoint import CheckpointStore
+from .checks.weights import Divergence
+from .contract import Alarm, Check, Contest, Finding, FindingKind, Pair, Place, ResumePoint, Verdict
+from .digest import DIGEST_VERSION
+from .errors import CheckpointError
+from .log_line import log_line, utc_now
+from .placement import RankMap
+from .settings import AgentSettings
+
+MAX_TENSOR_NAMES = 16  # in the alarm; the count has them all
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What a check saw, equal on all ranks."""
+
+    check: Check
+    step: int
+    findings: tuple[Finding, ...]
+    nonfinite_ranks: tuple[int, ...] = ()
+    reduced_nonfinite: bool = False
+    pairs: tuple[Pair, ...] = ()
+    contests: tuple[Contest, ...] = ()
+    divergence: Divergence = Divergence()
+    tensors_compared: int = 0
+    bytes_compared: int = 0
+    loss_audited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Steps at which the checks last passed: records, never proof that a state is clean."""
+
+    audit: int | None = None
+    weights: int | None = None
+
+
+def suspect_window(sighting: Sighting, passes: Passes) -> tuple[int, int]:
+    """First and last step at which the fault can have begun to do harm.
+
+    Since the last passed audit for checks 1 and 2, since the last passed weight check for check 3; that single step
+    for the reduced gradient. Without any pass it begins at step 1. It never ends before it begins.
+    """
+    if sighting.reduced_nonfinite and not sighting.nonfinite_ranks and not sighting.pairs:
+        return sighting.step, sighting.step
+    last = passes.weights if sighting.check is Check.WEIGHTS else passes.audit
+    return min((last or 0) + 1, sighting.step), sighting.step
+
+
+def weights_findings(divergence: Divergence, rank_map: RankMap) -> tuple[Finding, ...]:
+    """One finding per out-voted replica, or one without a name."""
+    shown = ", ".join(divergence.tensors[:3]) + (", ..." if len(divergence.tensors) > 3 else "")
+    text = f"{len(divergence.tensors)} of {divergence.tensors_compared} tensors differ between replicas ({shown})"
+    if divergence.ranks:
+        return tuple(
+            Finding(
+                FindingKind.WEIGHTS,
+                rank=rank,
+                place=rank_map.places[rank],
+                majority=True,
+                evidence=f"{text}; the copy of rank {rank} differs from that of more than half of the ranks",
+            )
+            for rank in divergence.ranks
+        )
+    involved = tuple(rank_map.places[r] for r in divergence.involved[:16])
+    return (
+        Finding(
+            FindingKind.WEIGHTS, involved=involved, evidence=f"{text}; no copy is held by more than half"
+        ),
+    )
+
+
+def build(
+    sighting: Sighting,
+    passes: Passes,
+    rank_map: RankMap,
+    settings: AgentSettings,
+    comm: Comm,
+    checkpoints: CheckpointStore | None,
+) -> Alarm:
+    """Write the alarm; a collective, because time and resume point come from rank 0."""
+    window = suspect_window(sighting, passes)
+    mine = (utc_now(), _resume_point(checkpoints, window[0])) if comm.rank == 0 else None
+    time, resume_from = comm.from_first(mine)
+    names = sighting.divergence.tensors
+    return Alarm(
+        cluster=settings.cluster,
+        job=settings.job,
+        check=sighting.check,
+        step=sighting.step,
+        time=time,
+        findings=sighting.findings,
+        suspect_window=window,
+        world_size=rank_map.size,
+        nodes=len(rank_map.nodes),
+        independence=rank_map.independence,
+        nonfinite_ranks=sighting.nonfinite_ranks,
+        reduced_nonfinite=sighting.reduced_nonfinite,
+        pairs=sighting.pairs,
+        contests=sighting.contests,
+        divergent_tensors=names[:MAX_TENSOR_NAMES],
+        divergent_count=len(names),
+        tensors_compared=sighting.tensors_compared or sighting.divergence.tensors_compared,
+        bytes_compared=sighting.bytes_compared or sighting.divergence.bytes_compared,
+        loss_audited=sighting.loss_audited,
+        last_audit_pass=passes.audit,
+        last_weight_check_pass=passes.weights,
+        resume_from=resume_from,
+        versions=versions(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """What must be equal on all ranks for replays to match."""
+    found = {"torch": torch.__version__, "python": platform.python_version(), "digest": str(DIGEST_VERSION)}
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def message(alarm: Alarm) -> str:
+    """Say what happened, where, and what to do next."""
+    applied = (
+        "after its update" if alarm.check is Check.WEIGHTS else "before its update, which was not applied"
+    )
+    lines = [f"SDC alarm at step {alarm.step}, {applied}: {_HEADLINE[alarm.check]}."]
+    lines += [f"  {_sentence(f)}" for f in alarm.findings]
+    first, last = alarm.suspect_window
+    passed = alarm.last_weight_check_pass if alarm.check is Check.WEIGHTS else alarm.last_audit_pass
+    since = (
+        "this check had not passed before" if passed is None else f"this check last passed at step {passed}"
+    )
+    lines.append(f"  Suspect window: steps {first} to {last}; {since}.")
+    if alarm.resume_from is not None:
+        lines.append(f"  Next: resume from step {alarm.resume_from.step}, {alarm.resume_from.path}.")
+    else:
+        lines.append(f"  Next: no complete checkpoint from before step {first} is known; choose one by hand.")
+    return "\n".join(lines)
+
+
+_HEADLINE = {
+    Check.NONFINITE: "a gradient is NaN, Inf or too large for a float32 norm",
+    Check.REPLAY: "a micro-batch computed again gives other bits",
+    Check.WEIGHTS: "replicas hold different weights",
+}
+
+
+def _sentence(finding: Finding) -> str:
+    if finding.place is not None:
+        who = where(finding.place)
+    elif finding.involved:
+        who = "nobody named; involved: " + ", ".join(f"rank {p.rank} ({p.node})" for p in finding.involved)
+    else:
+        who = "nobody named"
+    verdict = "" if finding.verdict in (None, Verdict.UNATTRIBUTABLE) else f" ({finding.verdict.value})"
+    return f"{who}: {finding.kind.value}{verdict}: {finding.evidence}"
+
+
+def where(place: Place) -> str:
+    """Rank, node and GPU in words."""
+    return f"rank {place.rank} on node {place.node}, GPU {place.gpu_uuid or f'number {place.local_rank}'}"
+
+
+def _resume_point(checkpoints: CheckpointStore | None, first_step: int) -> ResumePoint | None:
+    """Move checkpoints of the window aside and find the newest one before it. A full disk must not eat the alarm."""
+    if checkpoints is None:
+        return None
+    try:
+        checkpoints.mark_doubtful(first_step)
+        newest = checkpoints.newest(before=first_step)
+    except (OSError, CheckpointError) as e:
+        log_line("warning", message=f"checkpoints could not be searched for the alarm: {e}")
+        return None
+    return None if newest is None else ResumePoint(newest.step, str(newest.path))

@@ -1,0 +1,147 @@
+"""What one rank's forward and backward started from: enough to compute it again, bit for bit, elsewhere.
+
+Comes in: the arguments of `compute_loss` (or of the wrapped module) and torch's state at that moment. Goes out:
+a `Capture`, packed and shipped by `_ring`, re-entered by `checks.replay`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Unit(str, Enum):
+    """What is audited: the whole loss function, or only the wrapped module's own forward."""
+
+    LOSS = "loss"
+    MODULE = "module"
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """Global switches that change bits; re-entered around a replay."""
+
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]  # device type, enabled, dtype
+    autocast_cache: bool
+    default_dtype: torch.dtype
+    matmul_precision: str
+    attention: tuple[bool, bool, bool, bool]  # flash, memory-efficient, math, cuDNN
+
+
+@dataclass(slots=True)
+class Capture:
+    """The start of one audited unit; `seeds` and `record` are filled as its backward runs."""
+
+    unit: Unit
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    contexts: Contexts
+    cpu_rng: Tensor  # uint8, [5056]
+    device_rng: Tensor | None  # of the model's accelerator
+    training: tuple[bool, ...]  # flag per submodule, in the order of `modules()`
+    buffers: dict[str, Tensor] = field(default_factory=dict)  # after DDP's broadcast
+    seeds: list[Tensor | None] = field(default_factory=list)  # gradient that enters each output
+
+
+def take(
+    unit: Unit, module: nn.Module, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Capture:
+    """Record the state right now. `args` are kept by reference."""
+    return Capture(
+        unit,
+        args,
+        kwargs,
+        current_contexts(device),
+        torch.get_rng_state(),
+        torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        tuple(m.training for m in module.modules()),
+    )
+
+
+def current_contexts(device: torch.device) -> Contexts:
+    """Read the switches."""
+    kinds = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
+    cuda = torch.backends.cuda
+    return Contexts(
+        tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds),
+        torch.is_autocast_cache_enabled(),
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+        (
+            cuda.flash_sdp_enabled(),
+            cuda.mem_efficient_sdp_enabled(),
+            cuda.math_sdp_enabled(),
+            cuda.cudnn_sdp_enabled(),
+        ),
+    )
+
+
+@contextmanager
+def reentered(capture: Capture, module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Run a block in the state of `capture` and put everything back exactly: RNG, switches, train/eval flags.
+
+    Parameters and buffers are not touched here: the replay works on aliases and copies.
+    """
+    with kept_rng(device), _flags(module, capture.training), ExitStack() as stack:
+        _enter_contexts(stack, capture.contexts, device)
+        torch.set_rng_state(capture.cpu_rng)
+        if capture.device_rng is not None:
+            torch.cuda.set_rng_state(capture.device_rng, device)
+        stack.enter_context(torch.enable_grad())
+        yield
+
+
+@contextmanager
+def kept_rng(device: torch.device) -> Iterator[None]:
+    """Restore the CPU generator and the accelerator's at the end of the block."""
+    cpu = torch.get_rng_state()
+    accelerator = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(cpu)
+        if accelerator is not None:
+            torch.cuda.set_rng_state(accelerator, device)
+
+
+def _enter_contexts(stack: ExitStack, wanted: Contexts, device: torch.device) -> None:
+    for kind, enabled, dtype in wanted.autocast:
+        stack.enter_context(
+            torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=wanted.autocast_cache)
+        )
+    now = current_contexts(device)
+    if now.default_dtype != wanted.default_dtype:
+        stack.callback(torch.set_default_dtype, now.default_dtype)
+        torch.set_default_dtype(wanted.default_dtype)
+    if now.matmul_precision != wanted.matmul_precision:
+        stack.callback(torch.set_float32_matmul_precision, now.matmul_precision)
+        torch.set_float32_matmul_precision(wanted.matmul_precision)
+    if now.attention != wanted.attention:
+        stack.callback(_set_attention, now.attention)
+        _set_attention(wanted.attention)
+
+
+def _set_attention(flags: tuple[bool, bool, bool, bool]) -> None:
+    cuda = torch.backends.cuda
+    cuda.enable_flash_sdp(flags[0])
+    cuda.enable_mem_efficient_sdp(flags[1])
+    cuda.enable_math_sdp(flags[2])
+    cuda.enable_cudnn_sdp(flags[3])
+
+
+@contextmanager
+def _flags(module: nn.Module, training: tuple[bool, ...]) -> Iterator[None]:
+    own = [m.training for m in module.modules()]
+    try:
+        for child, flag in zip(module.modules(), training, strict=True):
+            child.training = flag
+        yield
+    finally:
+        for child, flag in zip(module.modules(), own, strict=True):
+            child.training = flag

@@ -1,0 +1,142 @@
+"""The checks' own traffic inside the replica group: counters, parcels, small objects, and a bounded farewell.
+
+Comes in: numbers, parcels (`_packing`), small picklable values. Goes out: the same on every rank. A failing
+collective means that a peer vanished, which is nobody's guilt: `PeerLostError`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ._packing import Parcel
+from .errors import PeerLostError
+
+_POLL_S = 0.02
+
+
+class Comm:
+    """The replica group as the checks see it. `rank` and peers are positions inside the group."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.world = dist.get_world_size(group)
+        # NCCL moves device memory, gloo host memory.
+        self.device = device if "nccl" in dist.get_backend(group) else torch.device("cpu")
+
+    def total(self, counts: list[int]) -> list[int]:
+        """Sum small counters over all ranks: one all-reduce, one host sync."""
+        return self.total_tensor(torch.tensor(counts, dtype=torch.int64, device=self.device))
+
+    def total_tensor(self, counts: Tensor) -> list[int]:
+        """Like `total`, for counters that are still on the device (int64, 1-D)."""
+        counts = counts.to(self.device)
+        with self.peers("summing the counters of a check"):
+            dist.all_reduce(counts, op=dist.ReduceOp.SUM, group=self.group)
+            return [int(c) for c in counts.tolist()]
+
+    def all_equal(self, words: Tensor) -> bool:
+        """Whether an int64 tensor is the same on all ranks: MAX over [x, ~x], O(1) in the number of ranks."""
+        flat = words.reshape(-1).to(self.device)
+        both = torch.cat([flat, ~flat])
+        with self.peers("comparing digests"):
+            dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self.group)
+        return torch.equal(both[: flat.numel()], ~both[flat.numel() :])
+
+    def swap(self, parcel: Parcel, to: int, source: int) -> Parcel:
+        """Send a parcel to one peer and receive one from another: sizes first, then header and payload."""
+        header = torch.frombuffer(bytearray(parcel.header), dtype=torch.uint8).to(self.device)
+        sizes = self._swap(
+            torch.tensor([header.numel(), parcel.payload.numel()], device=self.device), 2, to, source
+        )
+        header_bytes, payload_bytes = (int(n) for n in sizes.tolist())
+        body = self._swap(torch.cat([parcel.payload, header]), header_bytes + payload_bytes, to, source)
+        return _parcel(body, payload_bytes)
+
+    def broadcast(self, parcel: Parcel | None, source: int) -> Parcel:
+        """Give the parcel of `source` to everybody; other ranks pass None."""
+        origin = dist.get_global_rank(self.group, source)
+        sizes = torch.zeros(2, dtype=torch.int64, device=self.device)
+        if parcel is not None:
+            header = torch.frombuffer(bytearray(parcel.header), dtype=torch.uint8).to(self.device)
+            sizes = torch.tensor([header.numel(), parcel.payload.numel()], device=self.device)
+        with self.peers(f"sharing the micro-batch of rank {source}"):
+            dist.broadcast(sizes, origin, group=self.group)
+            header_bytes, payload_bytes = (int(n) for n in sizes.tolist())
+            if parcel is None:
+                body = torch.empty(header_bytes + payload_bytes, dtype=torch.uint8, device=self.device)
+            else:
+                body = torch.cat([parcel.payload, header])
+            dist.broadcast(body, origin, group=self.group)
+        return _parcel(body, payload_bytes)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Collect one small picklable value per rank. For alarms and start-up only, never the healthy path."""
+        values: list[Any] = [None] * self.world
+        with self.peers("gathering the ranks' answers"):
+            dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def from_first(self, value: Any) -> Any:
+        """Return the value of rank 0 on every rank."""
+        box = [value]
+        with self.peers("reading rank 0's answer"):
+            dist.broadcast_object_list(box, dist.get_global_rank(self.group, 0), group=self.group)
+        return box[0]
+
+    def meet(self, key: str, timeout: timedelta) -> bool:
+        """Wait until all ranks came here, at most `timeout`; False when somebody did not come.
+
+        Goes over the rendezvous store, not over a collective: a rank that hangs must not hold the others back.
+        """
+        deadline = time.monotonic() + timeout.total_seconds()
+        try:
+            store = dist.distributed_c10d._get_process_group_store(self.group)
+            arrived = store.add(key, 1)
+            while arrived < self.world and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+                arrived = store.add(key, 0)
+        except (RuntimeError, ValueError):  # whoever kept the store has left already
+            return False
+        return bool(arrived >= self.world)
+
+    def _swap(self, outgoing: Tensor, incoming: int, to: int, source: int) -> Tensor:
+        received = torch.empty(incoming, dtype=outgoing.dtype, device=self.device)
+        peers = dist.get_global_rank(self.group, to), dist.get_global_rank(self.group, source)
+        with self.peers(f"exchanging micro-batches with ranks {to} and {source}"):
+            for work in dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, outgoing, peers[0], self.group),
+                    dist.P2POp(dist.irecv, received, peers[1], self.group),
+                ]
+            ):
+                work.wait()
+        return received
+
+    @contextmanager
+    def peers(self, doing: str) -> Iterator[None]:
+        """Turn a failing collective inside the block into `PeerLostError`."""
+        try:
+            yield
+        except RuntimeError as e:  # gloo's and NCCL's own errors derive from it
+            raise PeerLostError(
+                f"Rank {self.rank}: a peer vanished while {doing} ({e}). Nobody is suspected for that; look at the "
+                "first rank that exited."
+            ) from e
+
+
+def _parcel(body: Tensor, payload_bytes: int) -> Parcel:
+    """Payload first: it keeps its alignment."""
+    return Parcel(_to_bytes(body[payload_bytes:]), body[:payload_bytes])
+
+
+def _to_bytes(tensor: Tensor) -> bytes:
+    return bytes(tensor.cpu().numpy().tobytes())

@@ -1,0 +1,107 @@
+"""What a run's checks have done so far: last passes, counts, sizes; and the digests that a checkpoint carries.
+
+Comes in: results of the checks. Goes out: `Passes` for suspect windows, and the manifest of a checkpoint (JSON).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from ._alarm import Passes
+from ._examine import AuditPass
+from .digest import DIGEST_VERSION, digest
+from .errors import ConfigurationError
+from .log_line import log_line
+
+MANIFEST_VERSION = 1
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Counts of this run; equal on all ranks."""
+
+    passes: Passes = Passes()
+    audits_passed: int = 0
+    audits_skipped: int = 0  # due, but not comparable; never counted as passed
+    weight_checks_passed: int = 0
+    tensors_compared: int = 0  # by the last passed audit, on this rank; equal to what was expected
+    bytes_compared: int = 0
+    loss_audited: bool = False
+    _said: set[str] = field(default_factory=set)
+
+    def audit_passed(self, step: int, compared: AuditPass) -> None:
+        """Record a passed audit with what it compared."""
+        self.passes = replace(self.passes, audit=step)
+        self.audits_passed += 1
+        self.tensors_compared, self.bytes_compared = compared.tensors, compared.nbytes
+        self.loss_audited = compared.loss_audited
+
+    def audit_skipped(self, step: int, reason: str) -> None:
+        """Count an audit that was due and could not be made; each reason is said once."""
+        self.audits_skipped += 1
+        if reason not in self._said:
+            self._said.add(reason)
+            log_line("warning", message=f"audit of step {step} skipped: {reason}", step=step)
+
+    def weights_passed(self, step: int) -> None:
+        """Record a passed weight check."""
+        self.passes = replace(self.passes, weights=step)
+        self.weight_checks_passed += 1
+
+    def manifest(self, step: int, world_size: int, module: nn.Module) -> dict[str, Any]:
+        """What goes into the checkpoint of `step`: "passed" means passed at that step, not that the state is clean."""
+        return {
+            "manifest_version": MANIFEST_VERSION,
+            "digest_version": DIGEST_VERSION,
+            "step": step,
+            "world_size": world_size,
+            "last_audit_pass": self.passes.audit,
+            "last_weight_check_pass": self.passes.weights,
+            "audits_passed": self.audits_passed,
+            "audits_skipped": self.audits_skipped,
+            "weight_checks_passed": self.weight_checks_passed,
+            "tensors_compared": self.tensors_compared,
+            "bytes_compared": self.bytes_compared,
+            "loss_audited": self.loss_audited,
+            "digests": state_digests(module),
+        }
+
+
+def state_digests(module: nn.Module) -> dict[str, list[int]]:
+    """Three words per tensor of the model's state, by name in `state_dict`."""
+    tensors = {name: t for name, t in module.state_dict().items() if isinstance(t, Tensor)}
+    rows = digest(list(tensors.values())).tolist()
+    return dict(zip(tensors, rows, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedManifest:
+    """The part of a checkpoint's manifest that a resumed run needs."""
+
+    step: int
+    passes: Passes
+    digests: dict[str, list[int]]
+
+    @classmethod
+    def parse(cls, manifest: Mapping[str, Any]) -> LoadedManifest:
+        """Read a manifest.
+
+        Raises:
+            ConfigurationError: it is no manifest of ours, or its digests are of another version.
+        """
+        if manifest.get("digest_version") != DIGEST_VERSION or not isinstance(manifest.get("step"), int):
+            raise ConfigurationError(
+                f"after_load() got no manifest with digest version {DIGEST_VERSION}. Pass the dictionary that "
+                "guard.manifest() gave for this checkpoint, or none and attach(step=...) for one without."
+            )
+        passes = Passes(manifest.get("last_audit_pass"), manifest.get("last_weight_check_pass"))
+        return cls(manifest["step"], passes, dict(manifest.get("digests", {})))
+
+    def damaged(self, module: nn.Module) -> list[str]:
+        """Names of tensors whose loaded bits are not those that were saved."""
+        loaded = state_digests(module)
+        return [name for name, row in self.digests.items() if loaded.get(name) != row]

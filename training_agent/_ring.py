@@ -1,0 +1,138 @@
+"""The ring replay of one step: every rank recomputes a peer's micro-batch, and contested ones go to everybody.
+
+Comes in: this rank's `Capture` and `Evidence`, the partners. Goes out: `RingResult`, then `Answers`, both equal on
+all ranks. Next: `attribution` names, `_alarm` writes it down.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ._capture import Capture
+from ._comm import Comm
+from ._evidence import Depth, Evidence
+from ._packing import pack, unpack
+from ._phase import Phase
+from .attribution import Contested
+from .contract import Pair
+
+Recompute = Callable[[Capture, Phase, Depth], Evidence]
+
+# What the user's forward and the backward can raise on a batch that is not their own.
+_COMPUTE_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+_PACK_ERRORS = (AttributeError, RuntimeError, TypeError, pickle.PicklingError)
+
+
+class ReplayFailedError(Exception):
+    """Some rank could not pack or compute a micro-batch; raised on all ranks alike, nothing was compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingResult:
+    """What this rank saw in the ring; `pairs` is equal on all ranks."""
+
+    pairs: tuple[Pair, ...]  # mismatching ones, by target
+    capture: Capture  # this rank's own start
+    original: Evidence  # and what it computed in the step
+    target: int  # whose micro-batch this rank replayed
+    replayed: Evidence  # and what came out
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One rank's results as short hex digests."""
+
+    original: str
+    target: int
+    replayed: str
+    again: tuple[str | None, ...]  # per contested micro-batch; None where it could not compute
+
+
+class Ring:
+    """The replica group with this rank's GPU; `recompute` runs a capture on it."""
+
+    def __init__(self, comm: Comm, device: torch.device, recompute: Recompute) -> None:
+        self._comm = comm
+        self._device = device
+        self._recompute = recompute
+
+    def replay(self, targets: Sequence[int], capture: Capture, original: Evidence) -> RingResult:
+        """Swap captures along the ring, recompute the target's, compare with what the target itself got.
+
+        Args:
+            targets: `targets[r]` is whose micro-batch rank r replays; a permutation.
+            capture: this rank's own; all ranks call this.
+            original: what this rank computed in the step.
+
+        Raises:
+            ReplayFailedError: on all ranks, when some rank could not pack or recompute.
+            PeerLostError: a peer vanished.
+        """
+        comm = self._comm
+        target, replayer = targets[comm.rank], targets.index(comm.rank)
+        problem = ""
+        try:
+            parcel = pack((capture, original), comm.device)
+        except _PACK_ERRORS as e:
+            problem = f"rank {comm.rank} cannot send its batch: {e}"
+            parcel = pack(None, comm.device)
+        content = unpack(comm.swap(parcel, to=replayer, source=target), self._device)
+        replayed = None
+        if content is not None:
+            replayed, trouble = self._attempt(content[0], target, Phase.REPLAY, original.depth)
+            problem = problem or trouble
+        mismatch = content is None or replayed is None or not replayed.agrees(content[1])
+        failed, mismatching = comm.total([int(bool(problem)), int(mismatch)])
+        if failed:
+            raise ReplayFailedError("; ".join([p for p in comm.gather(problem) if p][:3]))
+        assert replayed is not None
+        flags = comm.gather(mismatch) if mismatching else []
+        pairs = sorted((Pair(r, targets[r]) for r, f in enumerate(flags) if f), key=lambda p: p.target)
+        return RingResult(tuple(pairs), capture, original, target, replayed)
+
+    def arbitrate(self, contested: Sequence[int], result: RingResult) -> list[Answer]:
+        """Give each contested micro-batch to all ranks, target and replayer included; every rank's answers."""
+        again: list[str | None] = []
+        for target in contested:
+            own = pack(result.capture, self._comm.device) if target == self._comm.rank else None
+            capture = unpack(self._comm.broadcast(own, target), self._device)
+            evidence, _ = self._attempt(capture, target, Phase.ARBITRATION, result.original.depth)
+            again.append(None if evidence is None else evidence.short())
+        mine = Answer(result.original.short(), result.target, result.replayed.short(), tuple(again))
+        answers: list[Answer] = self._comm.gather(mine)
+        return answers
+
+    def _attempt(
+        self, capture: Capture, target: int, phase: Phase, depth: Depth
+    ) -> tuple[Evidence | None, str]:
+        try:
+            return self._recompute(capture, phase, depth), ""
+        except _COMPUTE_ERRORS as e:
+            kind = type(e).__name__
+            return None, f"rank {self._comm.rank} cannot recompute the batch of rank {target}: {kind}: {e}"
+
+
+def contests(contested: Sequence[int], pairs: Sequence[Pair], answers: Sequence[Answer]) -> list[Contested]:
+    """Lay the answers out per contested micro-batch: first answers vote, second ones of target and replayer do not."""
+    laid_out = []
+    for i, target in enumerate(contested):
+        replayer = next(p.replayer for p in pairs if p.target == target)
+        results = {r: a.again[i] for r, a in enumerate(answers)}
+        second = results[target], results[replayer]
+        results[target] = answers[target].original
+        results[replayer] = answers[replayer].replayed
+        votes = {r: v for r, v in results.items() if v is not None}
+        laid_out.append(Contested(target, replayer, votes, second[0], second[1]))
+    return laid_out

@@ -1,0 +1,201 @@
+"""What happens once: refusals before the first update, the self-test, the map of ranks, the discarded pass.
+
+Comes in: the user's model, optimizer and settings. Goes out: nothing on success, or `ConfigurationError` on every
+rank alike. Next: `guard` watches steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ._alarm import versions
+from ._capture import kept_rng
+from ._comm import Comm
+from .contract import Env, NodeRegistration
+from .determinism import deterministic, require_cublas_workspace
+from .digest import digest
+from .errors import AgentError, ConfigurationError
+from .log_line import utc_now
+from .placement import RankMap
+from .schedule import Schedule
+from .settings import AgentSettings
+
+
+def group_of(ddp: nn.Module) -> dist.ProcessGroup:
+    """The replicas of `ddp`.
+
+    Raises:
+        ConfigurationError: not wrapped in DDP, or alone. The same on every rank.
+    """
+    if not isinstance(ddp, DistributedDataParallel):
+        raise ConfigurationError(
+            f"attach() got a {type(ddp).__name__}. Checks compare replicas: wrap the model in "
+            "torch.nn.parallel.DistributedDataParallel first and pass the wrapper."
+        )
+    group: dist.ProcessGroup = ddp.process_group
+    world = dist.get_world_size(group)
+    if world < 2:
+        raise ConfigurationError(
+            f"The job has {world} rank. Checks compare replicas with each other: start two ranks or more (three "
+            "nodes to name a faulty one on independent evidence)."
+        )
+    if world != dist.get_world_size():
+        raise ConfigurationError(
+            f"The replicas are {world} of {dist.get_world_size()} ranks. Only data parallelism over all ranks is "
+            "supported so far: pass a model whose process group is the default one."
+        )
+    return group
+
+
+def agree_on_setup(
+    comm: Comm,
+    device: torch.device,
+    schedule: Schedule,
+    step: int,
+    settings: Callable[[], AgentSettings],
+    parameters: dict[str, nn.Parameter],
+) -> AgentSettings:
+    """Check what each rank can check by itself, then that all ranks see the same; a collective.
+
+    Raises:
+        ConfigurationError: on every rank, with the ranks' own sentences.
+    """
+    found: AgentSettings | None = None
+    problem = ""
+    try:
+        found = settings()
+        if schedule.audit_every is not None:
+            require_cublas_workspace(device)
+        if not parameters:
+            raise ConfigurationError("The model has no parameter that requires a gradient: nothing to check.")
+    except AgentError as e:
+        problem = str(e)
+    shapes = {name: (str(p.dtype), tuple(p.shape)) for name, p in parameters.items()}
+    facts = {
+        "schedule": repr(schedule),
+        "step": step,
+        "parameters": hashlib.sha256(repr(shapes).encode()).hexdigest()[:12],
+        "versions": versions(),
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+    }
+    answers = comm.gather((problem, facts))
+    problems = [f"rank {r}: {p}" for r, (p, _) in enumerate(answers) if p]
+    for name, first in answers[0][1].items():
+        others = [r for r, (_, f) in enumerate(answers) if f[name] != first]
+        if others:
+            theirs = answers[others[0]][1][name]
+            problems.append(
+                f"{name} must be equal on all ranks: rank 0 has {first}, rank {others[0]} has {theirs}"
+            )
+    if problems or found is None:
+        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+        raise ConfigurationError("; ".join(problems[:3]) + more)
+    return found
+
+
+def self_test(comm: Comm, device: torch.device) -> None:
+    """Prove that the comparison sees a flipped bit: rank 0 flips one in a copy, all ranks must notice.
+
+    Raises:
+        ConfigurationError: the comparison is blind (or differs between ranks), so no check could ever fire.
+    """
+    words = digest([torch.arange(1000, dtype=torch.float32, device=device)])
+    flipped = words.clone()
+    if comm.rank == 0:
+        flipped[0, 0] ^= 1
+    same, seen = comm.all_equal(words), not comm.all_equal(flipped)
+    (good,) = comm.total([int(same and seen)])
+    if good != comm.world:
+        raise ConfigurationError(
+            f"Self-test of the digest comparison failed on {comm.world - good} of {comm.world} ranks: one flipped bit "
+            "in a copy was not seen, or equal digests compared unequal. Check that all ranks run the same torch and "
+            "communication library."
+        )
+
+
+def local_rank() -> int:
+    """This process's number on its node, as torchrun sets it; 0 without."""
+    return int(os.environ.get(Env.LOCAL_RANK, "0"))
+
+
+def registration(
+    rank: int, rank_map: RankMap, settings: AgentSettings, resumed_from: int | None
+) -> NodeRegistration | None:
+    """What this node tells the pipeline, from its first rank; None on the others."""
+    node = rank_map.node_of(rank)
+    ranks = rank_map.ranks_on(node)
+    if rank != min(ranks, key=lambda r: rank_map.places[r].local_rank):
+        return None
+    return NodeRegistration(
+        cluster=settings.cluster,
+        job=settings.job,
+        node=node,
+        instance_id=rank_map.places[rank].instance_id,
+        places=tuple(rank_map.places[r] for r in ranks),
+        world_size=rank_map.size,
+        nodes=len(rank_map.nodes),
+        time=utc_now(),
+        resumed_from_step=resumed_from,
+        versions=versions(),
+    )
+
+
+def warm_up(
+    ddp: DistributedDataParallel,
+    device: torch.device,
+    forward: Callable[[], Any],
+    backward: Callable[[Any], None],
+    *,
+    strict: bool,
+) -> None:
+    """Run one forward and backward through DDP and discard it: RNG, buffers and gradients are put back.
+
+    DDP lays its buckets out anew after the first backward, so a resumed run would sum its first step in another
+    order than the run it continues. With `strict`, an operator without a deterministic kernel shows here, before
+    the first update.
+
+    Raises:
+        ConfigurationError: an operator has no deterministic kernel.
+    """
+    parameters = list(ddp.parameters())
+    gradients = [p.grad for p in parameters]
+    buffers = [b.detach().clone() for b in ddp.buffers()]
+    hooks = [p._post_accumulate_grad_hooks for p in parameters]  # type: ignore[attr-defined]
+    muted = [dict(h) if h else {} for h in hooks]
+    sync = ddp.require_backward_grad_sync
+    try:
+        ddp.require_backward_grad_sync = True  # the first forward may stand inside no_sync()
+        for p, h in zip(parameters, hooks, strict=True):
+            p.grad = None
+            if h:
+                h.clear()  # a user's hook may apply an update
+        with kept_rng(device):
+            if strict:
+                with deterministic():
+                    backward(forward())
+            else:
+                backward(forward())
+    except RuntimeError as e:
+        if "deterministic" in str(e):
+            raise ConfigurationError(
+                f"The model cannot be audited: {e} Use another operator, or Schedule(audit_every=None)."
+            ) from e
+        raise
+    finally:
+        ddp.require_backward_grad_sync = sync
+        torch.clear_autocast_cache()  # it holds casts whose graph is gone
+        for p, grad, h, own in zip(parameters, gradients, hooks, muted, strict=True):
+            p.grad = grad
+            if h is not None:
+                h.update(own)
+        with torch.no_grad():
+            for buffer, saved in zip(ddp.buffers(), buffers, strict=True):
+                buffer.copy_(saved)

@@ -1,0 +1,97 @@
+"""Check 1: non-finite gradients, each rank's own before they are reduced, and the reduced ones before clipping.
+
+Comes in: gradients, by post-accumulate hooks (they see the local gradient and leave the comm-hook slot free).
+Goes out: two counters and the norms behind them. Next: a non-finite step is replayed (`checks.replay`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .._evidence import norm
+
+# Callbacks queued in a backward run when it ends, in order. DDP finalises in one of them, and with static_graph
+# in one that an earlier one queues: ours hops twice, so that it comes after both [seen with torch 2.13].
+_HOPS = 2
+
+
+class GradientNorms:
+    """Norm of every local gradient of a step, and of every reduced one, kept on the device until asked."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], active: Callable[[], bool]) -> None:
+        """Hook `parameters`; `active` says whether the backward in progress is the step's own."""
+        self._parameters = tuple(parameters)
+        self._active = active
+        self._handles = [
+            p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self._parameters)
+        ]
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the step."""
+        self._local: list[Tensor | None] = [None] * len(self._parameters)
+        self._reduced: Tensor | None = None
+        self._in_backward = False
+        self.backwards = 0
+
+    @property
+    def local(self) -> tuple[Tensor | None, ...]:
+        """Local gradient norm per parameter; None where no gradient came."""
+        return tuple(self._local)
+
+    @property
+    def gradients_seen(self) -> int:
+        """Parameters that got a gradient in this step."""
+        return sum(n is not None for n in self._local)
+
+    def local_nonfinite(self, device: torch.device) -> Tensor:
+        """int64 scalar: 1 when some local gradient is NaN, Inf or too large for a float32 norm."""
+        return _any_nonfinite([n for n in self._local if n is not None], device)
+
+    def reduced_nonfinite(self, device: torch.device) -> Tensor:
+        """int64 scalar: the same for the reduced gradients, as they were before any clipping."""
+        return _any_nonfinite([] if self._reduced is None else [self._reduced], device)
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _hook(self, index: int) -> Callable[[Tensor], None]:
+        def on_gradient(parameter: Tensor) -> None:
+            if not self._active() or parameter.grad is None:
+                return
+            self._local[index] = norm(parameter.grad.detach())
+            if not self._in_backward:
+                self._in_backward = True
+                _at_end_of_backward(self._on_reduced, _HOPS)
+
+        return on_gradient
+
+    def _on_reduced(self) -> None:
+        self._in_backward = False
+        self.backwards += 1
+        gradients = [p.grad.detach() for p in self._parameters if p.grad is not None]
+        if gradients:
+            self._reduced = torch.stack([n.float() for n in map(norm, gradients)])
+
+
+def _at_end_of_backward(action: Callable[[], None], hops: int) -> None:
+    def callback() -> None:
+        if hops:
+            _at_end_of_backward(action, hops - 1)
+        else:
+            action()
+
+    # Public in effect: DDP's and FSDP's Python sides use it, and there is no other name for it.
+    torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[no-untyped-call]
+
+
+def _any_nonfinite(norms: Sequence[Tensor], device: torch.device) -> Tensor:
+    if not norms:
+        return torch.zeros((), dtype=torch.int64, device=device)
+    flat = torch.cat([n.reshape(-1).float() for n in norms])
+    return (~torch.isfinite(flat)).any().to(torch.int64)

@@ -1,0 +1,155 @@
+"""Check 2: compute a captured forward and backward again and record what comes out.
+
+Comes in: a `Capture`, of this rank or of a peer. Goes out: its `Evidence`. Parameters, buffers, gradients, RNG and
+switches are those from before, bit for bit. Next: `_ring` compares, `attribution` judges.
+
+The replay runs on detached aliases of the parameters: they share memory with the parameters and have gradients of
+their own, so neither DDP's hooks nor the user's post-accumulate hooks fire. The user's tensor hooks change
+gradients and are therefore copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from .._capture import Capture, Unit, reentered
+from .._evidence import Depth, Evidence, Recorder
+
+LossFunction = Callable[..., Tensor]
+
+
+def recompute(
+    ddp: DistributedDataParallel,
+    compute_loss: LossFunction | None,
+    capture: Capture,
+    depth: Depth,
+    device: torch.device,
+) -> Evidence:
+    """Run the captured unit once more, without any reduction.
+
+    Args:
+        ddp: the wrapped model; `capture` came from a replica with the same weights.
+        compute_loss: the user's loss function; needed when the captured unit is the loss.
+        depth: must be that of the evidence to compare with. BITS needs deterministic kernels on both sides.
+
+    Raises:
+        RuntimeError and whatever the user's code raises: the unit cannot be computed here.
+    """
+    module = ddp.module
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    recorder = Recorder(len(trained), depth)
+    aliases = {name: _alias(p, i, recorder) for i, (name, p) in enumerate(trained.items())}
+    state: dict[str, Tensor] = {**aliases, **{n: b.clone() for n, b in capture.buffers.items()}}
+    watcher = module.register_forward_hook(lambda _module, _args, output: _record(output, recorder))
+    try:
+        with reentered(capture, module, device):
+            functional_call(
+                _Unit(module),
+                {f"wrapped.{name}": tensor for name, tensor in state.items()},
+                (ddp, compute_loss, capture, list(aliases.values()), recorder),
+            )
+    finally:
+        watcher.remove()
+        torch.clear_autocast_cache()
+    return recorder.evidence()
+
+
+def output_tensors(output: Any) -> Iterator[Tensor]:
+    """Tensors inside a module's output, in a fixed order: nested tuples, lists, mappings, dataclass-like objects."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from output_tensors(value)
+    elif isinstance(output, (tuple, list)):
+        for value in output:
+            yield from output_tensors(value)
+    elif hasattr(output, "__dict__"):
+        yield from output_tensors(vars(output))
+
+
+class _Unit(nn.Module):
+    """Holds the user's module so that aliases stay in place for the loss function and the backward as well.
+
+    Activation checkpointing looks parameters up during the backward: it must find the aliases there too.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.wrapped = module
+
+    def forward(
+        self,
+        ddp: DistributedDataParallel,
+        compute_loss: LossFunction | None,
+        capture: Capture,
+        aliases: list[Tensor],
+        recorder: Recorder,
+    ) -> None:
+        if capture.unit is Unit.MODULE or compute_loss is None:
+            output = self.wrapped(*capture.args, **capture.kwargs)
+            roots = [t for t in output_tensors(output) if t.requires_grad]
+        else:
+            roots = [compute_loss(_WithoutDdp(ddp), *capture.args, **capture.kwargs)]
+            recorder.loss(roots[0])
+        seeds = capture.seeds
+        if len(roots) != len(seeds):
+            raise RuntimeError(f"the replay has {len(roots)} outputs, the original had {len(seeds)}")
+        reached = [(root, seed) for root, seed in zip(roots, seeds, strict=True) if seed is not None]
+        # `inputs` keeps everything else that the graph reaches (tensors outside the model) untouched.
+        torch.autograd.backward([r for r, _ in reached], [s for _, s in reached], inputs=aliases)
+
+
+class _WithoutDdp:
+    """What the loss function gets as `model` in a replay: calls go past DDP, everything else to it."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self._ddp = ddp
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._ddp.module(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ddp, name)
+
+
+def _record(output: Any, recorder: Recorder) -> None:
+    for tensor in output_tensors(output):
+        recorder.output(tensor)
+
+
+def _alias(parameter: nn.Parameter, index: int, recorder: Recorder) -> Tensor:
+    alias = parameter.detach().requires_grad_()
+    for hook in tensor_hooks(parameter):
+        alias.register_hook(hook)
+
+    def enters(gradient: Tensor) -> None:
+        recorder.gradient(index, gradient)
+
+    def drop(leaf: Tensor) -> None:
+        leaf.grad = None  # digested already; a second copy of all gradients would not fit
+
+    alias.register_hook(enters)
+    alias.register_post_accumulate_grad_hook(drop)
+    return alias
+
+
+def tensor_hooks(parameter: Tensor) -> tuple[Callable[[Tensor], Tensor | None], ...]:
+    """The user's hooks on a parameter's gradient, in order."""
+    return tuple((parameter._backward_hooks or {}).values())
+
+
+def watch_gradients(parameters: list[nn.Parameter], recorder: Recorder) -> list[RemovableHandle]:
+    """Record each gradient as it enters accumulation, after the user's own tensor hooks."""
+
+    def hook(index: int) -> Callable[[Tensor], None]:
+        return lambda gradient: recorder.gradient(index, gradient)
+
+    return [p.register_hook(hook(i)) for i, p in enumerate(parameters)]

@@ -1,0 +1,93 @@
+"""Deterministic kernels for the steps that are audited, and only for those.
+
+Comes in: nothing but torch's global switches. Goes out: the switches as they were. Next: `guard` turns it on
+before the forward of an audit step and off again before the update.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from .errors import ConfigurationError
+
+CUBLAS_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+CUBLAS_VALUES = (":4096:8", ":16:8")
+_DEBUG_MODES = ("default", "warn", "error")
+
+
+def require_cublas_workspace(device: torch.device) -> None:
+    """Refuse CUDA without a fixed cuBLAS workspace: audits could then never match.
+
+    cuBLAS reads the variable once, when its first handle is made, so setting it here would be too late.
+
+    Raises:
+        ConfigurationError: with the exact variable and value, on a CUDA device.
+    """
+    if os.environ.get(CUBLAS_VARIABLE) in CUBLAS_VALUES:
+        return
+    if device.type == "cuda":
+        raise ConfigurationError(
+            f"Deterministic audits need {CUBLAS_VARIABLE}={CUBLAS_VALUES[0]} (or {CUBLAS_VALUES[1]}), it is "
+            f"{os.environ.get(CUBLAS_VARIABLE)!r}. Set it in the job manifest, before the process starts: CUDA "
+            "reads it once. Or turn audits off with Schedule(audit_every=None)."
+        )
+
+
+class DeterministicMode:
+    """Strict deterministic algorithms, entered at one hook and left at another. Both are idempotent."""
+
+    def __init__(self) -> None:
+        self._before: tuple[str, bool, bool] | None = None
+
+    @property
+    def on(self) -> bool:
+        """Whether this object has switched the kernels."""
+        return self._before is not None
+
+    def enter(self) -> None:
+        """Switch on, remembering what the user had set."""
+        if self._before is not None:
+            return
+        fill = torch.utils.deterministic.fill_uninitialized_memory
+        self._before = (
+            _DEBUG_MODES[torch.get_deterministic_debug_mode()],
+            fill,
+            torch.backends.cudnn.benchmark,
+        )
+        # set_deterministic_debug_mode flips the same switch as use_deterministic_algorithms, which also imports
+        # torch._inductor (about a second).
+        _set_strictness("error")
+        torch.utils.deterministic.fill_uninitialized_memory = False  # one extra write of every new tensor
+        torch.backends.cudnn.benchmark = False  # autotuning may pick another kernel on another GPU
+
+    def leave(self) -> None:
+        """Put the user's settings back."""
+        if self._before is None:
+            return
+        mode, fill, benchmark = self._before
+        self._before = None
+        _set_strictness(mode)
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+        torch.backends.cudnn.benchmark = benchmark
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Run a block with strict deterministic algorithms."""
+    mode = DeterministicMode()
+    mode.enter()
+    try:
+        yield
+    finally:
+        mode.leave()
+
+
+def _set_strictness(mode: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls the switch a beta feature every time
+        torch.set_deterministic_debug_mode(mode)
