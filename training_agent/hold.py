@@ -119,14 +119,15 @@ class _Rank:
         """Return at rank 0's word; time out alone when rank 0 is gone."""
         self._wait_for_places()
         while True:
-            judgement = self._files.heard() or Judgement(
-                "hold", self._reasons or ("no word from rank 0 yet",)
-            )
-            if judgement.word == "hold" and self._timed_out(_GRACE_S):
-                judgement = Judgement("refuse", judgement.reasons)
-            done = self._obey(judgement)
-            if done is not None:
-                return done
+            judgement = self._files.heard()
+            if self._timed_out(_GRACE_S) and (judgement is None or judgement.word == "hold"):
+                judgement = Judgement("refuse", self._reasons or ("rank 0 gave no word",))
+            if judgement is None:
+                self._line("waiting", "for rank 0's word")
+            else:
+                done = self._obey(judgement)
+                if done is not None:
+                    return done
             self._files.missing()  # writes this rank's file again, should rank 0 have restarted
             time.sleep(_LOOK_S)
 

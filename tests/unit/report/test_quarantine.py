@@ -1,0 +1,76 @@
+"""Who stands in quarantine.json after which alarm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from training_agent.contract import Check, ContractError, FindingKind, Verdict
+from training_agent.quarantine import add_to_record, covers, entries_of, read_record
+
+from .builders import a_finding, a_place, an_alarm, instance
+
+
+def suspects(*findings: object, **changes: object) -> list[tuple[str | None, str | None]]:
+    return [(e.instance_id, e.gpu_uuid) for e in entries_of(an_alarm(*findings, **changes))]  # type: ignore[arg-type]
+
+
+def test_each_named_rank_is_an_entry_with_instance_and_gpu() -> None:
+    assert suspects(a_finding(1), a_finding(4)) == [(instance(0), "GPU-1"), (instance(2), "GPU-4")]
+
+
+def test_two_findings_on_one_gpu_are_one_entry() -> None:
+    assert suspects(a_finding(1), a_finding(1, FindingKind.NONFINITE)) == [(instance(0), "GPU-1")]
+
+
+def test_software_and_reproduced_nonfinite_hold_nobody() -> None:
+    assert suspects(a_finding(None, FindingKind.SOFTWARE, involved=(a_place(0),))) == []
+    assert suspects(a_finding(2, FindingKind.NONFINITE, reproduced=True), check=Check.NONFINITE) == []
+    assert suspects(a_finding(None, FindingKind.NONFINITE, reproduced=True), check=Check.NONFINITE) == []
+
+
+def test_a_nonfinite_reduced_gradient_holds_the_job() -> None:
+    finding = a_finding(None, FindingKind.REDUCED, involved=(a_place(0), a_place(2)))
+    assert suspects(finding, check=Check.NONFINITE) == [(None, None)]
+
+
+def test_an_unattributable_pair_holds_the_places_involved() -> None:
+    finding = a_finding(
+        None, FindingKind.PAIR, verdict=Verdict.UNATTRIBUTABLE, involved=(a_place(0), a_place(2))
+    )
+    assert suspects(finding) == [(instance(0), "GPU-0"), (instance(1), "GPU-2")]
+
+
+def test_a_finding_without_any_place_holds_the_job() -> None:
+    assert suspects(a_finding(None, FindingKind.WEIGHTS)) == [(None, None)]
+    assert suspects(a_finding(1, place=None)) == [(None, None)]
+
+
+def test_entries_are_only_ever_added(tmp_path: Path) -> None:
+    first, second = entries_of(an_alarm()), entries_of(an_alarm(a_finding(4), step=40))
+    add_to_record(tmp_path, first)
+    add_to_record(tmp_path, second)
+    add_to_record(tmp_path, first)
+    assert read_record(tmp_path).entries == first + second
+
+
+def test_a_damaged_record_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "quarantine.json").write_text('{"entries": [')
+    with pytest.raises(ContractError):
+        add_to_record(tmp_path, entries_of(an_alarm()))
+    assert (tmp_path / "quarantine.json").read_text() == '{"entries": ['
+
+
+def test_an_entry_covers_its_instance_and_its_gpu_wherever_it_is() -> None:
+    (entry,) = entries_of(an_alarm(a_finding(1)))
+    assert covers(entry, a_place(0))  # same instance
+    assert not covers(entry, a_place(2))
+    moved = a_place(5)
+    assert covers(entry, type(moved)(5, 1, moved.node, moved.instance_id, "GPU-1"))
+
+
+def test_an_unknown_instance_does_not_match_another_unknown_one() -> None:
+    (entry,) = entries_of(an_alarm(a_finding(1)))
+    place = a_place(5)
+    assert not covers(entry, type(place)(5, 1, "desk", None, None))
