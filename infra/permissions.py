@@ -43,11 +43,18 @@ class Allow:
         )
 
 
+def wildcard_reasons(table: Mapping[str, tuple[Allow, ...]]) -> dict[str, str]:
+    """Step -> why it holds a wildcard; steps without one are left out."""
+    found = {step: [allow.reason for allow in allows if allow.reason] for step, allows in table.items()}
+    return {step: "; ".join(reasons) for step, reasons in found.items() if reasons}
+
+
 def _rows(*actions: str, of: tuple[Place, ...]) -> Allow:
     return Allow("dynamodb", actions, at=of)
 
 
 READ_WRITE = ("GetItem", "Query", "PutItem", "UpdateItem")
+LOCK = ("GetItem", "PutItem", "UpdateItem", "DeleteItem")
 CLUSTER_READ = Allow(
     "sagemaker", ("DescribeCluster", "DescribeClusterNode", "ListClusterNodes"), at=(Place.CLUSTER,)
 )
@@ -70,16 +77,16 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
         _receive(Place.REGISTRATION_QUEUE),
         CLUSTER_READ,
         EKS_LOGIN,
-        _rows("GetItem", "PutItem", "UpdateItem", of=(Place.REGISTRATIONS,)),
+        _rows("GetItem", "PutItem", of=(Place.REGISTRATIONS,)),
     ),
     "ingest": (
         _receive(Place.ALARM_QUEUE),
         OWN_ROWS,
         Allow("states", ("StartExecution",), at=(Place.WORKFLOW,)),
+        TELL,
     ),
     "locate": (
         CLUSTER_READ,
-        EKS_LOGIN,
         OWN_ROWS,
         _rows("GetItem", "Query", of=(Place.REGISTRATIONS,)),
         TELL,
@@ -97,14 +104,13 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
         CLUSTER_READ,
         EKS_LOGIN,
         OWN_ROWS,
-        SWITCHES,
+        _rows(*LOCK, of=(Place.CONTROL,)),
         TELL,
     ),
     "request_approval": (
         Allow("sns", ("Publish", "ListSubscriptionsByTopic"), at=(Place.TOPIC,)),
         OWN_ROWS,
-        _rows(*READ_WRITE, of=(Place.APPROVALS,)),
-        _rows("Query", of=(Place.APPROVALS_BY_INCIDENT,)),
+        _rows("GetItem", "PutItem", "UpdateItem", of=(Place.APPROVALS,)),
         TELL,
     ),
     "replace": (
@@ -113,24 +119,23 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
         EKS_LOGIN,
         OWN_ROWS,
         _rows("GetItem", of=(Place.APPROVALS,)),
-        _rows("Query", of=(Place.APPROVALS_BY_INCIDENT,)),
-        _rows("GetItem", "PutItem", "UpdateItem", "DeleteItem", of=(Place.CONTROL,)),
+        _rows(*LOCK, of=(Place.CONTROL,)),
         TELL,
     ),
-    "verify": (CLUSTER_READ, EKS_LOGIN, OWN_ROWS, TELL),
+    "verify": (CLUSTER_READ, OWN_ROWS, _rows(*LOCK, of=(Place.CONTROL,)), TELL),
     "resume": (
         EKS_LOGIN,
         OWN_ROWS,
-        SWITCHES,
+        _rows("DeleteItem", of=(Place.INCIDENTS,)),  # the gate
+        _rows("GetItem", of=(Place.APPROVALS,)),
+        _rows(*LOCK, of=(Place.CONTROL,)),
         _rows("Query", of=(Place.REGISTRATIONS,)),
         _rows("GetItem", "PutItem", "UpdateItem", of=(Place.QUARANTINE,)),
-        Allow("sns", ("Publish", "ListSubscriptionsByTopic"), at=(Place.TOPIC,)),
         TELL,
     ),
-    "approval_show": (_rows("GetItem", of=(Place.APPROVALS, Place.INCIDENTS)),),
+    "approval_show": (_rows("GetItem", of=(Place.APPROVALS,)),),
     "approval_decide": (
         _rows("GetItem", "UpdateItem", of=(Place.APPROVALS,)),
-        _rows("GetItem", of=(Place.INCIDENTS,)),
         Allow(
             "states",
             ("SendTaskSuccess", "SendTaskFailure"),

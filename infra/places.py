@@ -14,7 +14,7 @@ import aws_cdk as cdk
 
 from .approvals import Approvals
 from .config import Deployment
-from .storage import BY_INCIDENT, Storage
+from .storage import Storage
 from .triggers import Triggers
 
 
@@ -23,7 +23,6 @@ class Place(str, Enum):
 
     INCIDENTS = "IncidentTable"
     APPROVALS = "ApprovalTable"
-    APPROVALS_BY_INCIDENT = "ApprovalTable/by_incident"
     REGISTRATIONS = "RegistrationTable"
     QUARANTINE = "QuarantineTable"
     CONTROL = "ControlTable"
@@ -62,7 +61,6 @@ def places(
         arns={
             Place.INCIDENTS: storage.incidents.table_arn,
             Place.APPROVALS: storage.approvals.table_arn,
-            Place.APPROVALS_BY_INCIDENT: f"{storage.approvals.table_arn}/index/{BY_INCIDENT}",
             Place.REGISTRATIONS: storage.registrations.table_arn,
             Place.QUARANTINE: storage.quarantine.table_arn,
             Place.CONTROL: storage.control.table_arn,

@@ -11,6 +11,7 @@ from .eks_access import EksAccess
 from .functions import WORKFLOW_STEPS, FunctionFactory
 from .monitoring import Monitoring
 from .places import places
+from .reviewed import acknowledge
 from .storage import Storage
 from .training_side import TrainingSide
 from .triggers import Triggers
@@ -51,3 +52,4 @@ class TrainingSdcStack(cdk.Stack):
         EksAccess(self, config, factory.roles)
         TrainingSide(self, storage, triggers)
         Monitoring(self, config, workflow.machine, triggers)
+        acknowledge(self)

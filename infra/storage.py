@@ -12,8 +12,6 @@ from constructs import Construct
 
 from .logical_ids import fix
 
-BY_INCIDENT = "by_incident"  # index of the approval table
-
 
 class Storage(Construct):
     """Incidents, approvals, registrations, quarantine and control, all paid per request and encrypted."""
@@ -23,7 +21,7 @@ class Storage(Construct):
         self.incidents = self._table("IncidentTable", "pk", "sk")
         self.approvals = self._table("ApprovalTable", "approval_id")
         self.approvals.add_global_secondary_index(
-            index_name=BY_INCIDENT,
+            index_name="by_incident",
             partition_key=_text("incident_id"),
             projection_type=dynamodb.ProjectionType.KEYS_ONLY,  # a task token is never copied into an index
         )

@@ -19,11 +19,9 @@ READERS = "training-sdc:readers"
 CORDONERS = "training-sdc:cordoners"
 GROUPS: Mapping[str, str] = {
     "register": READERS,
-    "locate": READERS,
     "contain": CORDONERS,
     "confirm": READERS,
     "replace": READERS,
-    "verify": READERS,
     "resume": CORDONERS,
 }
 

@@ -1,0 +1,68 @@
+"""Findings of cdk-nag that we have read and leave as they are, each with its reason.
+
+In: the stack. Out: acknowledgements on its constructs; any other finding fails the tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import aws_cdk as cdk
+from aws_cdk import Validations
+from constructs import IConstruct
+
+from .logical_ids import camel
+from .permissions import PERMISSIONS, wildcard_reasons
+
+WILDCARD = "AwsSolutions::AwsSolutions-IAM5[Resource::*]"
+
+
+@dataclass(frozen=True, slots=True)
+class Reviewed:
+    """One accepted finding: where, which rule, and why it stays."""
+
+    path: str  # of the construct below the stack
+    rule: str
+    reason: str
+
+
+REVIEWED = (
+    Reviewed(
+        "Functions",
+        "AwsSolutions::AwsSolutions-L1",
+        "The Python version is a setting: the bundle's compiled wheels are chosen for it and tested with it",
+    ),
+    Reviewed(
+        "Approvals/ReviewApi",
+        "AwsSolutions::AwsSolutions-APIG4",
+        "A mailed link is opened without AWS credentials: its 256-bit secret is the authority",
+    ),
+    Reviewed(
+        "Workflow/IncidentWorkflow",
+        "AwsSolutions::AwsSolutions-SF1",
+        "Failures are logged; the full history stays in Step Functions, because it carries the task token",
+    ),
+    Reviewed(
+        "Workflow/WorkflowRole",
+        WILDCARD,
+        "Log delivery and X-Ray have no resource level; functions are named one by one",
+    ),
+    Reviewed(
+        "TrainingSide/TrainingPodPolicy",
+        WILDCARD,
+        "PutMetricData has no resource level; a condition limits it to our namespace",
+    ),
+)
+
+
+def acknowledge(stack: cdk.Stack) -> None:
+    """Tell cdk-nag; wildcards of functions take their reason from `permissions.py`."""
+    of_functions = tuple(
+        Reviewed(f"Functions/{camel(step)}Role", WILDCARD, reason)
+        for step, reason in wildcard_reasons(PERMISSIONS).items()
+    )
+    for entry in (*REVIEWED, *of_functions):
+        construct: IConstruct = stack
+        for part in entry.path.split("/"):
+            construct = construct.node.find_child(part)
+        Validations.of(construct).acknowledge(cdk.Acknowledgment(id=entry.rule, reason=entry.reason))

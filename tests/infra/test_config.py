@@ -1,0 +1,86 @@
+"""Settings: what is refused, and with which sentence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from infra.config import Deployment, SettingsError, read_settings
+from infra.synth import read_context
+from training_agent.contract import Mode
+
+GOOD = {
+    "cluster_name": "prod",
+    "cluster_arn": "arn:aws:sagemaker:eu-west-1:111122223333:cluster/abcdefghijkl",
+    "eks_cluster_name": "prod-eks",
+}
+
+
+def test_the_first_mode_is_observe() -> None:
+    assert read_settings(GOOD).mode is Mode.OBSERVE
+    assert read_settings(read_context()).mode is Mode.OBSERVE
+
+
+def test_strings_of_the_command_line_are_understood() -> None:
+    settings = read_settings(
+        {
+            **GOOD,
+            "approvers": "a@example.com, b@example.com",
+            "mode": "replace",
+            "approval_timeout_seconds": "60",
+        }
+    )
+    assert settings.approvers == ("a@example.com", "b@example.com")
+    assert settings.approval_timeout_seconds == 60
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"mod": "observe"}, "mod: there is no such setting"),
+        ({"mode": "destroy"}, "mode: Input should be 'observe', 'contain' or 'replace' (got 'destroy')"),
+        ({"mode": "replace"}, "name at least one approver"),
+        ({"cluster_arn": "arn:aws:sagemaker:eu-west-1:1:cluster/x"}, "cluster_arn: "),
+        ({"cluster_name": "-"}, "cluster_name: "),
+        ({"approvers": ["nobody"]}, "'nobody' is no e-mail address"),
+        ({"approvers": ["a@example.com", "a@example.com"]}, "an approver stands in the list twice"),
+        ({"replacements_per_day": 26}, "replacements_per_day: "),
+        ({"python_version": "3.9"}, "python_version: "),
+    ],
+)
+def test_a_bad_setting_is_refused_with_its_name_and_the_remedy(
+    change: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(SettingsError) as refused:
+        read_settings({**GOOD, **change})
+    assert sentence in str(refused.value)
+    assert "cdk.json" in str(refused.value)
+
+
+def test_a_missing_setting_is_named() -> None:
+    with pytest.raises(SettingsError, match="cluster_arn: missing"):
+        read_settings({"cluster_name": "prod", "eks_cluster_name": "prod-eks"})
+
+
+def test_the_sample_cluster_cannot_be_deployed() -> None:
+    with pytest.raises(SettingsError, match=r"still the sample of cdk\.json"):
+        read_settings(read_context({"bundle": True}))
+
+
+def test_flags_of_cdk_are_left_to_cdk() -> None:
+    assert isinstance(read_settings({**GOOD, "@aws-cdk/core:x": True, "aws:cdk:y": []}), Deployment)
+
+
+def test_without_the_cli_nothing_is_bundled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CDK_CONTEXT_JSON", raising=False)
+    assert read_context()["bundle"] is False
+    monkeypatch.setenv("CDK_CONTEXT_JSON", json.dumps({"cluster_name": "other"}))
+    assert "bundle" not in read_context()
+    assert read_context()["cluster_name"] == "other"
+
+
+def test_a_broken_context_is_refused_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CDK_CONTEXT_JSON", "{")
+    with pytest.raises(SettingsError, match="CDK_CONTEXT_JSON cannot be read"):
+        read_context()
