@@ -8,6 +8,7 @@ the API. Like AWS, unknown clusters are ResourceNotFound, and batch calls answer
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -24,6 +25,7 @@ from training_agent.contract import INSTANCE_ID_PATTERN
 
 from .hyperpod import HyperPod, Instance, Operation, Request, Status
 
+log = logging.getLogger(__name__)
 Parameters = dict[str, Any]
 BUSY = {Status.PENDING, Status.SHUTTING_DOWN, Status.DEEP_CHECK}
 _clusters: dict[str, HyperPod] = {}  # the clusters that are up in this process
@@ -71,7 +73,11 @@ def _endpoint(operation: str, answer: Callable[[HyperPod, Parameters], Parameter
                         refusal[1], f"{operation}: refused by the local cloud's test switch"
                     )
             result = answer(cluster, parameters)
-        check_shape(operation, result)
+        try:
+            check_shape(operation, result)
+        except ShapeError:
+            log.exception("the fake HyperPod would have answered what AWS never does")
+            raise
         return ActionResult(result)
 
     return respond
@@ -215,7 +221,7 @@ def _batch_replace(c: HyperPod, p: Parameters) -> Parameters:
         else:
             c.replace(node_id)
             done.append(node_id)
-    return {"Successful": done, "Failed": failed}
+    return {k: v for k, v in (("Successful", done), ("Failed", failed)) if v}  # empty lists break the model
 
 
 def _failure(node_id: str, code: str, message: str) -> Parameters:

@@ -19,7 +19,11 @@ from .names import LOOPBACK, REGION
 
 ACCESS_KEY = "AKIALOCALCLOUDEXAMPL"
 SECRET_KEY = "local-cloud-secret-of-no-use-anywhere"
-QUIET = ("werkzeug", "moto", "moto.stepfunctions", "boto3", "botocore")
+QUIET = {  # each request, each failed state with its whole environment; a crash inside moto still shows
+    "werkzeug": logging.ERROR,
+    "moto": logging.ERROR,
+    "moto.stepfunctions": logging.CRITICAL,
+}
 
 
 class MotoServer:
@@ -36,8 +40,8 @@ class MotoServer:
         default_user_config["lambda"] = {"use_docker": False}
         default_user_config["stepfunctions"] = {"execute_state_machine": True}
         self._levels = {name: logging.getLogger(name).level for name in QUIET}
-        for name in QUIET:
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+        for name, level in QUIET.items():
+            logging.getLogger(name).setLevel(level)
         self._server = ThreadedMotoServer(LOOPBACK, 0, verbose=False)
         self._server.start()
         _, self.port = self._server.get_host_and_port()

@@ -1,0 +1,47 @@
+"""One local cloud for all workflow tests, made from the synthesized template; scenarios take nodes of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emulator.cloud import LocalCloud
+from infra.synth import synthesize
+from tests.workflow.scenario import APPROVER, Scenario
+
+CONTEXT = {
+    "mode": "replace",
+    "approvers": [APPROVER],
+    "deep_check_enabled": True,
+    "replacements_per_day": 25,
+    "replacements_per_hour": 25,
+    "replacement_budget_percent": 100,
+}
+NODES = 72  # a scenario takes three and gives none back
+TIME_SCALE = 1 / 2000  # a replacement takes 0.75 s, a deep check 2.7 s, a Wait of 60 s 0.03 s
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The synthesized template, parsed; tests that take something out work on a copy."""
+    path: Path = synthesize(tmp_path_factory.mktemp("assembly"), CONTEXT)
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+@pytest.fixture(scope="session")
+def cloud(template: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCloud]:
+    """The running local cloud."""
+    work_dir = tmp_path_factory.mktemp("cloud")
+    with LocalCloud(template, nodes=NODES, gpus_per_node=2, time_scale=TIME_SCALE, work_dir=work_dir) as running:
+        yield running
+
+
+@pytest.fixture
+def scenario(cloud: LocalCloud) -> Scenario:
+    """A job on three nodes that no other test uses."""
+    return Scenario(cloud)
