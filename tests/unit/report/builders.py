@@ -92,6 +92,14 @@ def settings_of(shared: Path | None, rank: int = 0, **changes: Any) -> AgentSett
     return AgentSettings(**{**values, **changes})
 
 
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for another thread, at most 10 s."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 class FakeAws:
     """boto3-like clients that remember their calls; `factory` is what the agent takes for boto3.
 

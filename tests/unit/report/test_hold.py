@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from training_agent.quarantine import add_to_record, entries_of
 from training_agent.settings import Worker
 from training_agent.spool import Spool
 
-from .builders import FakeAws, a_finding, a_place, an_alarm, instance, settings_of
+from .builders import FakeAws, a_finding, a_place, an_alarm, eventually, instance, settings_of
 
 QUICK = timedelta(seconds=0.05)
 
@@ -72,13 +71,6 @@ def accuse(shared: Path, *ranks: int | None, **changes: object) -> None:
 def lines(text: str, kind: str) -> list[dict[str, object]]:
     parsed = [json.loads(line) for line in text.splitlines()]
     return [p for p in parsed if p["sdc"] == kind]
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_nobody_accused_all_go(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""A worker's exit code, past torchrun, to the scheduler."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from training_agent.run import main, most_significant
+
+WORKER = """
+import sys
+from training_agent import exit_codes
+from training_agent.errors import *
+from tests.unit.report.builders import an_alarm
+exit_codes.install(); exit_codes.install()
+raise {error}
+"""
+
+
+def worker(error: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WORKER.format(error=error)],
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ("SdcAlarm(an_alarm(), 'rank 1 is out-voted')", 3),
+        ("ConfigurationError('audit_every is 0')", 4),
+        ("RefusedNodeError('held')", 5),
+        ("PeerLostError('rank 2 vanished')", 130),
+        ("ValueError('not ours')", 1),
+    ],
+)
+def test_an_uncaught_error_of_the_agent_ends_the_process_with_its_code(
+    tmp_path: Path, error: str, code: int
+) -> None:
+    child = worker(error, SDC_EXIT_CODE_DIR=str(tmp_path), RANK="5")
+    assert child.returncode == code
+    assert error.split("(")[0] in child.stderr
+    expected = [] if code == 1 else [str(code)]
+    assert [p.read_text() for p in tmp_path.iterdir()] == expected
+
+
+def test_a_folder_that_cannot_be_written_does_not_change_the_code(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert worker("RefusedNodeError('held')", SDC_EXIT_CODE_DIR=str(tmp_path / "file")).returncode == 5
+
+
+def launcher(*codes: int | str, ends: int = 1) -> list[str]:
+    """A launcher like torchrun: workers leave `codes` ("<restart>:<code>" or code), it ends with `ends`."""
+    script = (
+        "import os, sys\n"
+        "from training_agent import exit_codes\n"
+        "for rank, item in enumerate(sys.argv[2:]):\n"
+        "    restart, _, code = item.rpartition(':')\n"
+        "    os.environ['TORCHELASTIC_RESTART_COUNT'] = restart or '0'\n"
+        "    os.environ['RANK'] = str(rank)\n"
+        "    exit_codes.record(int(code))\n"
+        "sys.exit(int(sys.argv[1]))\n"
+    )
+    return ["--", sys.executable, "-c", script, str(ends), *map(str, codes)]
+
+
+def test_the_wrapper_ends_with_its_workers_code_not_torchruns() -> None:
+    assert main(launcher(3, 3)) == 3
+    assert main(launcher(4)) == 4
+
+
+def test_an_alarm_outweighs_the_peers_it_took_along() -> None:
+    assert main(launcher(130, 3, 130)) == 3
+    assert main(launcher(130, 5)) == 5
+    assert most_significant([131, 1], otherwise=1) == 131
+
+
+def test_without_a_workers_code_the_launchers_own_stands() -> None:
+    assert main(launcher(ends=7)) == 7
+
+
+def test_a_launcher_that_recovered_by_itself_ends_well() -> None:
+    assert main(launcher(3, ends=0)) == 0
+
+
+def test_codes_of_an_earlier_restart_do_not_count() -> None:
+    assert main(launcher("0:3", "1:4")) == 4
+
+
+def test_a_launcher_killed_by_a_signal_is_128_plus_its_number() -> None:
+    assert main(["--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]) == 137
+
+
+def test_a_missing_program_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--", "no-such-torchrun"]) == 127
+    assert "no such program" in capsys.readouterr().err
+    assert main([]) == 2
+    assert "usage" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_the_launcher(tmp_path: Path, number: signal.Signals) -> None:
+    script = (
+        "import signal, sys, time\n"
+        "def end(number, frame): print('got', number, flush=True); sys.exit(9)\n"
+        "signal.signal(signal.SIGTERM, end); signal.signal(signal.SIGINT, end)\n"
+        "print('ready', flush=True); time.sleep(60)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-m", "training_agent.run", "--", sys.executable, "-c", script],
+        cwd=Path(__file__).parents[3],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    began = time.monotonic()
+    child.send_signal(number)
+    output, _ = child.communicate(timeout=30)
+    assert output == f"got {int(number)}\n"
+    assert child.returncode == 9
+    assert time.monotonic() - began < 20

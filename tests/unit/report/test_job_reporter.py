@@ -1,0 +1,335 @@
+"""What a job's reporter leaves behind: on the disk first, then on the log, then at AWS."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training_agent.contract import Alarm, Check, FindingKind, NodeRegistration, Pair, decode, delivery_key
+from training_agent.quarantine import entries_of, read_record
+from training_agent.report import StepChecks, choose_publishers, job_reporter
+from training_agent.spool import Spool
+
+from .builders import FakeAws, a_finding, a_place, a_registration, an_alarm, settings_of
+
+PASSED = StepChecks(audited=True, weight_checked=True, last_audit_pass=10, last_weight_check_pass=10)
+BETWEEN = StepChecks(audited=False, weight_checked=False, last_audit_pass=10, last_weight_check_pass=10)
+
+
+def logged(capsys: pytest.CaptureFixture[str], kind: str) -> list[dict[str, Any]]:
+    parsed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return [p for p in parsed if p["sdc"] == kind]
+
+
+def metric(call: dict[str, Any], name: str) -> list[float]:
+    return [d["Value"] for d in call["MetricData"] if d["MetricName"] == name]
+
+
+def test_an_alarm_stands_everywhere_when_the_call_returns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws = FakeAws()
+    log = tmp_path / "termination-log"
+    log.touch()
+    alarm = an_alarm(pairs=(Pair(2, 1), Pair(1, 0)))
+    job_reporter(settings_of(tmp_path, termination_log=log), 0, client=aws.factory).alarm(alarm)
+
+    key = delivery_key(alarm)
+    assert (tmp_path / "spool" / f"{key}.json").exists()
+    assert (tmp_path / "spool" / f"{key}.sent").exists()
+    assert read_record(tmp_path).entries == entries_of(alarm)
+    assert "named ranks: 1" in log.read_text()
+    (line,) = logged(capsys, "alarm")
+    assert line["delivery_key"] == key
+    assert decode(Alarm, json.dumps(line["alarm"])) == alarm
+    assert [decode(Alarm, e["Detail"]) for e in aws.events] == [alarm]
+    assert metric(aws.metrics[-1], "sdc_replay_mismatch") == [2.0, 2.0]
+
+
+def test_the_spool_is_written_before_anything_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[bool] = []
+    alarm = an_alarm()
+
+    class Watching(FakeAws):
+        def put_events(self, Entries: list[dict[str, Any]]) -> dict[str, Any]:  # noqa: N803
+            seen.append((tmp_path / "spool" / f"{delivery_key(alarm)}.json").exists())
+            return super().put_events(Entries)
+
+    job_reporter(settings_of(tmp_path), 0, client=Watching().factory).alarm(alarm)
+    assert seen == [True]
+
+
+def test_only_rank_0_writes_the_record_and_only_publishers_send(tmp_path: Path) -> None:
+    aws = FakeAws()
+    reporter = job_reporter(settings_of(tmp_path, rank=3), 3, publishers={0, 2}, client=aws.factory)
+    reporter.alarm(an_alarm())
+    assert aws.events == [] and aws.metrics == []
+    assert not (tmp_path / "quarantine.json").exists()
+    assert Spool(tmp_path / "spool").unsent() == (an_alarm(),)
+
+
+def test_two_publishers_send_the_same_key(tmp_path: Path) -> None:
+    aws = FakeAws()
+    for rank in (0, 2):
+        job_reporter(settings_of(tmp_path, rank), rank, publishers={0, 2}, client=aws.factory).alarm(
+            an_alarm()
+        )
+    assert {delivery_key(decode(Alarm, e["Detail"])) for e in aws.events} == {delivery_key(an_alarm())}
+    assert len(aws.events) == 2
+
+
+def test_publishers_are_rank_0_and_the_first_rank_of_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_publishers([a_place(r) for r in (5, 1, 0, 2, 4, 3)]) == {0, 2}
+    assert choose_publishers([a_place(0), a_place(1)]) == {0}
+    aws = FakeAws()
+    monkeypatch.setenv("GROUP_RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    job_reporter(settings_of(None, 2), 2, client=aws.factory).alarm(an_alarm())
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    job_reporter(settings_of(None, 3), 3, client=aws.factory).alarm(an_alarm())
+    assert len(aws.events) == 1
+
+
+def test_an_alarm_that_names_nobody_holds_the_job(tmp_path: Path) -> None:
+    alarm = an_alarm(a_finding(None, FindingKind.REDUCED), check=Check.NONFINITE, reduced_nonfinite=True)
+    job_reporter(settings_of(tmp_path, event_bus=None), 0).alarm(alarm)
+    (entry,) = read_record(tmp_path).entries
+    assert (entry.instance_id, entry.gpu_uuid) == (None, None)
+
+
+def test_a_registration_is_published(tmp_path: Path) -> None:
+    aws = FakeAws()
+    reporter = job_reporter(settings_of(tmp_path), 0, client=aws.factory)
+    reporter.started(a_registration())
+    reporter.close()
+    (entry,) = aws.events
+    assert entry["DetailType"] == "SDC Node Registered"
+    assert decode(NodeRegistration, entry["Detail"]) == a_registration()
+
+
+def test_the_next_start_sends_what_the_last_one_could_not_under_the_same_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Missing credentials: one warning, the alarm waits in the spool, the next start sends it."""
+    aws = FakeAws()
+    aws.broken = RuntimeError("NoCredentialsError: Unable to locate credentials")
+    first = job_reporter(settings_of(tmp_path), 0, client=aws.factory)
+    first.started(None)
+    first.progress(1, BETWEEN)
+    first.alarm(an_alarm())
+    assert len(logged(capsys, "warning")) == 1
+    assert Spool(tmp_path / "spool").unsent() == (an_alarm(),)
+
+    aws.broken = None
+    second = job_reporter(settings_of(tmp_path), 0, client=aws.factory)
+    second.started(None)
+    second.close()
+    assert [delivery_key(decode(Alarm, e["Detail"])) for e in aws.events] == [delivery_key(an_alarm())]
+    assert Spool(tmp_path / "spool").unsent() == ()
+
+    third = job_reporter(settings_of(tmp_path), 0, client=aws.factory)
+    third.started(None)
+    third.close()
+    assert len(aws.events) == 1
+
+
+def test_healthy_training_publishes_zeros_and_signs_of_life(tmp_path: Path) -> None:
+    aws = FakeAws()
+    reporter = job_reporter(settings_of(tmp_path), 0, client=aws.factory)
+    reporter.progress(10, PASSED)
+    reporter.progress(17, BETWEEN)
+    reporter.close()
+    total = [sum(metric(c, "sdc_audits_done")) for c in aws.metrics]
+    assert sum(total) == 2.0  # one audit, once by cluster and once by cluster and job
+    last = aws.metrics[-1]
+    assert last["Namespace"] == "TrainingSDC"
+    for name in ("sdc_nonfinite_grad", "sdc_replay_mismatch", "sdc_divergent_tensors"):
+        assert metric(last, name) == [0.0, 0.0]
+    assert metric(last, "sdc_heartbeat") == [1.0, 1.0]
+    assert metric(last, "sdc_last_pass_age_steps") == [7.0, 7.0]
+    assert [d["Dimensions"] for d in last["MetricData"][:2]] == [
+        [{"Name": "Cluster", "Value": "demo"}],
+        [{"Name": "Cluster", "Value": "demo"}, {"Name": "Job", "Value": "llama"}],
+    ]
+
+
+def test_what_was_given_up_is_counted_in_a_metric(tmp_path: Path) -> None:
+    aws = FakeAws()
+    aws.refuse = lambda call, index: True
+    reporter = job_reporter(settings_of(tmp_path), 0, client=aws.factory)
+    reporter.alarm(an_alarm())
+    reporter.progress(31, BETWEEN)
+    reporter.close()
+    assert metric(aws.metrics[-1], "sdc_agent_dropped") == [1.0, 1.0]
+
+
+def test_a_job_that_computes_nothing_sends_no_heartbeat(tmp_path: Path) -> None:
+    aws = FakeAws()
+    reporter = job_reporter(settings_of(tmp_path), 0, client=aws.factory)
+    reporter.started(None)
+    reporter.close()
+    assert aws.metrics == []
+
+
+@pytest.mark.parametrize(
+    ("alarm", "expected"),
+    [
+        (an_alarm(check=Check.NONFINITE, nonfinite_ranks=(1, 4)), [2.0, 0.0, 0.0]),
+        (an_alarm(check=Check.NONFINITE, reduced_nonfinite=True), [1.0, 0.0, 0.0]),
+        (an_alarm(check=Check.REPLAY), [0.0, 1.0, 0.0]),
+        (an_alarm(check=Check.WEIGHTS, divergent_count=7), [0.0, 0.0, 7.0]),
+    ],
+)
+def test_an_alarm_publishes_its_real_counts(tmp_path: Path, alarm: Alarm, expected: list[float]) -> None:
+    aws = FakeAws()
+    job_reporter(settings_of(tmp_path), 0, client=aws.factory).alarm(alarm)
+    names = ("sdc_nonfinite_grad", "sdc_replay_mismatch", "sdc_divergent_tensors")
+    assert [metric(aws.metrics[-1], n)[0] for n in names] == expected
+
+
+def test_a_disk_that_cannot_be_written_does_not_stop_the_alarm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    aws = FakeAws()
+    settings = settings_of(tmp_path / "file", termination_log=tmp_path / "missing" / "log")
+    job_reporter(settings, 0, client=aws.factory).alarm(an_alarm())
+    assert len(aws.events) == 1
+    output = capsys.readouterr().out
+    assert '"sdc":"alarm"' in output
+    assert "Could not spool the alarm" in output
+
+
+def test_without_a_bus_the_alarm_still_stands_on_the_disk(tmp_path: Path) -> None:
+    reporter = job_reporter(settings_of(tmp_path, event_bus=None), 0)
+    reporter.started(a_registration())
+    reporter.progress(1, BETWEEN)
+    reporter.alarm(an_alarm())
+    reporter.close()
+    assert Spool(tmp_path / "spool").unsent() == (an_alarm(),)
+
+
+def test_progress_never_waits_for_aws(tmp_path: Path) -> None:
+    aws = FakeAws()
+    aws.gate.clear()
+    reporter = job_reporter(settings_of(tmp_path), 0, client=aws.factory)
+    began = time.monotonic()
+    for step in range(2000):
+        reporter.progress(step, BETWEEN)
+    assert time.monotonic() - began < 5  # the first call alone would hang for 30 s
+    aws.gate.set()
+
+
+LEAVING = """
+import sys, time
+from pathlib import Path
+from tests.unit.report.builders import FakeAws, an_alarm, settings_of
+from training_agent.report import job_reporter
+from training_agent.contract import encode
+
+class Slow(FakeAws):
+    def put_events(self, Entries):
+        time.sleep(0.3)
+        Path(sys.argv[1], "delivered").write_text(Entries[0]["Detail"])
+        return {"FailedEntryCount": 0, "Entries": [{"EventId": "1"}]}
+
+job_reporter(settings_of(Path(sys.argv[1])), 0, client=Slow().factory).alarm(an_alarm())
+sys.exit(3)
+"""
+
+
+def test_a7_an_alarm_survives_an_exit_right_after_it(tmp_path: Path) -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", LEAVING, str(tmp_path)], cwd=Path(__file__).parents[3], check=False, timeout=60
+    )
+    assert child.returncode == 3
+    assert decode(Alarm, (tmp_path / "delivered").read_bytes()) == an_alarm()
+    assert Spool(tmp_path / "spool").unsent() == ()
+
+
+@pytest.fixture
+def black_hole() -> Iterator[str]:
+    """An endpoint that accepts connections and never answers."""
+    server = socket.create_server(("127.0.0.1", 0))
+    taken: list[socket.socket] = []
+
+    def accept() -> None:
+        while True:
+            try:
+                taken.append(server.accept()[0])
+            except OSError:
+                return
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.getsockname()[1]}"
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    thread.join(5)
+    for connection in taken:
+        connection.close()
+
+
+BLACK_HOLE = """
+import sys, time
+from pathlib import Path
+from tests.unit.report.builders import a_registration, an_alarm, settings_of
+from training_agent.report import StepChecks, job_reporter
+
+began = time.monotonic()
+reporter = job_reporter(settings_of(Path(sys.argv[1])), 0)
+reporter.started(a_registration())
+for step in range(1000):
+    reporter.progress(step, StepChecks(False, False, None, None))
+print(time.monotonic() - began)
+began = time.monotonic()
+reporter.alarm(an_alarm())
+print(time.monotonic() - began)
+"""
+
+
+@pytest.mark.enable_socket
+def test_a8_an_endpoint_that_never_answers_delays_nothing(tmp_path: Path, black_hole: str) -> None:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "AWS_ENDPOINT_URL": black_hole,
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "HOME": str(tmp_path),
+    }
+    child = subprocess.run(
+        [sys.executable, "-c", BLACK_HOLE, str(tmp_path)],
+        cwd=Path(__file__).parents[3],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=90,
+    )
+    lines = child.stdout.splitlines()
+    training_s, alarm_s = [float(x) for x in lines if not x.startswith("{")]
+    assert training_s < 5
+    assert alarm_s < 20  # the flush gives up after 10 s
+    assert Spool(tmp_path / "spool").unsent() == (an_alarm(),)
+
+
+def test_importing_the_reporter_loads_neither_torch_nor_boto3() -> None:
+    code = (
+        "import sys, training_agent.report, training_agent.settings;"
+        "sys.exit(bool({'torch', 'boto3', 'botocore'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
