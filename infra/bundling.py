@@ -21,9 +21,9 @@ from .config import Architecture, Deployment
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "lambdas" / "requirements.txt"
-SERVICES = frozenset(  # of botocore's data folder
-    {"dynamodb", "eks", "events", "sagemaker", "sns", "sqs", "stepfunctions", "sts", "cloudwatch"}
-)
+SERVICES = frozenset(
+    {"dynamodb", "eks", "events", "sagemaker", "sns", "stepfunctions", "sts"}
+)  # in botocore/data
 JUNK = ("**/__pycache__", "**/*.pyi", "bin", "**/tests")
 PLATFORMS = {Architecture.ARM64: "manylinux2014_aarch64", Architecture.X86_64: "manylinux2014_x86_64"}
 

@@ -9,26 +9,20 @@ own input: no answer, least of all the callback of an approval, can turn the flo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_stepfunctions as sfn
-from aws_cdk import aws_stepfunctions_tasks as tasks
 from constructs import Construct
 
 from .approvals import retention
 from .config import Deployment
-from .functions import FUNCTIONS
 from .logical_ids import fix
+from .tasks import Tasks
 
-INCIDENT = {"incident_id": sfn.JsonPath.string_at("$$.Execution.Input.incident_id")}
-RETRYABLE = ["ThrottledError", "ConflictError", "UnavailableError"]  # classes of lambdas.domain.errors
 ANYTHING_ELSE = "anything else"
-NEVER_RAN = ["Lambda.TooManyRequestsException", "Lambda.ServiceException"]  # steps are safe to call again
-MARGIN_S = 15  # a task outlives its function, so that the function's own error is what is caught
 NOTICE = {"notice": "human", "seen": sfn.JsonPath.entire_payload}  # the last answer, or {Error, Cause}
 LOG_DELIVERY = (
     "logs:CreateLogDelivery", "logs:GetLogDelivery", "logs:UpdateLogDelivery", "logs:DeleteLogDelivery",
@@ -69,16 +63,17 @@ class IncidentWorkflow(Construct):
         )
 
     def _flow(self) -> sfn.IChainable:
-        locate, contain = self._step("locate"), self._step("contain")
-        decide, confirm = self._step("decide"), self._step("confirm")
-        request_approval = self._approval()
-        approval_timed_out = self._tell(
+        make = Tasks(self, self._functions)
+        locate, contain = make.step("locate"), make.step("contain")
+        decide, confirm = make.step("decide"), make.step("confirm")
+        request_approval = make.approval()
+        approval_timed_out = make.tell(
             "approval_timed_out", {"timed_out": True}, "nobody answered in time, or just in time"
         )
-        replace = self._step("replace", retry=False)  # the call has no client token: twice may be two nodes
-        verify, resume = self._step("verify"), self._step("resume")
-        tell_human = self._tell("tell_human", NOTICE, "tells the approvers why this one is theirs")
-        tell_left_open = self._tell(
+        replace = make.step("replace", retry=False)  # the call has no client token: twice may be two nodes
+        verify, resume = make.step("verify"), make.step("resume")
+        tell_human = make.tell("tell_human", NOTICE, "tells the approvers why this one is theirs")
+        tell_left_open = make.tell(
             "tell_left_open", NOTICE, "tells the approvers that it could not be closed"
         )
         joined = sfn.Succeed(self, "joined", comment="The evidence went to the incident that is open already")
@@ -140,50 +135,6 @@ class IncidentWorkflow(Construct):
         wait.next(task)
         return wait
 
-    def _step(
-        self,
-        state: str,
-        function: str | None = None,
-        *,
-        payload: Mapping[str, Any] | None = None,
-        retry: bool = True,
-        comment: str | None = None,
-    ) -> tasks.LambdaInvoke:
-        """A task whose output is the step's own answer."""
-        name = function or state
-        task = tasks.LambdaInvoke(
-            self,
-            state,
-            lambda_function=self._functions[name],
-            payload=sfn.TaskInput.from_object({**INCIDENT, **(payload or {})}),
-            payload_response_only=True,
-            retry_on_service_exceptions=False,
-            task_timeout=sfn.Timeout.duration(cdk.Duration.seconds(FUNCTIONS[name].timeout_s + MARGIN_S)),
-            comment=comment or FUNCTIONS[name].purpose,
-        )
-        if retry:
-            _retry(task)
-        return task
-
-    def _tell(self, state: str, payload: dict[str, Any], comment: str) -> tasks.LambdaInvoke:
-        """A further task of the function that speaks to humans; it keeps no task token."""
-        return self._step(state, "request_approval", payload=payload, comment=comment)
-
-    def _approval(self) -> tasks.LambdaInvoke:
-        """Mails the link and waits until somebody decides or the approval expires."""
-        task = tasks.LambdaInvoke(
-            self,
-            "request_approval",
-            lambda_function=self._functions["request_approval"],
-            payload=sfn.TaskInput.from_object({**INCIDENT, "task_token": sfn.JsonPath.task_token}),
-            integration_pattern=sfn.IntegrationPattern.WAIT_FOR_TASK_TOKEN,
-            retry_on_service_exceptions=False,
-            task_timeout=sfn.Timeout.at("$.approval_timeout_seconds"),
-            comment="waits for a human, who decides behind the mailed link",
-        )
-        _retry(task)
-        return task
-
     def _role(self) -> iam.IRole:
         """Invoke exactly the steps. The two wildcards below have no resource level in AWS."""
         statements = [
@@ -202,14 +153,3 @@ class IncidentWorkflow(Construct):
             inline_policies={"workflow": iam.PolicyDocument(statements=statements)},
         )
         return fix(role, "WorkflowRole").without_policy_updates()
-
-
-def _retry(task: tasks.LambdaInvoke) -> None:
-    task.add_retry(
-        errors=[*RETRYABLE, *NEVER_RAN],
-        interval=cdk.Duration.seconds(2),
-        backoff_rate=2,
-        max_attempts=5,
-        max_delay=cdk.Duration.seconds(60),
-        jitter_strategy=sfn.JitterType.FULL,
-    )

@@ -10,7 +10,7 @@ import pytest
 
 from infra.bundling import ROOT
 from infra.functions import FUNCTIONS, WORKFLOW_STEPS
-from infra.workflow import RETRYABLE
+from infra.tasks import RETRYABLE
 from lambdas.domain import errors
 
 States = dict[str, Any]
