@@ -174,8 +174,9 @@ class Injector:
         # the first half: a loss that drops the last positions still sees it; two GPUs get two rows
         choices = max(1, rows.shape[0] // 2)
         row = (scatter(self.plan.seed) + index * max(1, choices // 2)) % choices
-        column = int(rows[row].abs().float().argmax())
-        return row * rows.shape[1] + column
+        if not rows[row].any():  # nothing there to multiply
+            return int(rows.abs().float().argmax())
+        return row * rows.shape[1] + int(rows[row].abs().float().argmax())
 
 
 def _weight_of(module: torch.nn.Module, fault: Fault) -> Tensor:

@@ -1,4 +1,4 @@
-"""Every position of one and two bad GPUs, played through ring and arbitration: bad ranks are named or nobody."""
+"""Every position of one and two bad GPUs, through ring and arbitration: bad ranks are named or nobody."""
 
 from __future__ import annotations
 
