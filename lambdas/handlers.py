@@ -6,56 +6,127 @@ In: SQS batches (`register`, `ingest`) or `{"incident_id": ...}` from the state 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from . import steps, wiring
+from .domain.errors import NoApproverError, PermanentError, RetryableError
+from .observability import MetricUnit, logger, metrics
+from .steps.outcome import Recorder, StepResult, to_human
 
 Event = dict[str, Any]
 
 
+@logger.inject_lambda_context
 def register(event: Event, context: Any) -> Event:
     """Job start: verify and store who runs where."""
-    raise NotImplementedError
+    needs = wiring.needs("register", steps.register.Needs)
+    return _batch(
+        event, lambda body: logger.info("registration", extra={"result": steps.register.run(needs, body)})
+    )
 
 
+@logger.inject_lambda_context
+@metrics.log_metrics
 def ingest(event: Event, context: Any) -> Event:
     """Alarm: validate, drop duplicates, open incidents, start executions."""
-    raise NotImplementedError
+    needs = wiring.needs("ingest", steps.ingest.Needs)
+
+    def take(body: str) -> None:
+        result = steps.ingest.run(needs, body)
+        metrics.add_metric("AlarmsRejected", MetricUnit.Count, 1 if result.rejected else 0)
+        metrics.add_metric("IncidentsOpened", MetricUnit.Count, len(result.opened))
+        logger.info(
+            "alarm",
+            extra={"opened": result.opened, "appended": result.appended, "rejected": result.rejected[:200]},
+        )
+
+    metrics.add_metric("AlarmsReceived", MetricUnit.Count, len(event.get("Records", [])))
+    return _batch(event, take)
 
 
+@logger.inject_lambda_context
 def locate(event: Event, context: Any) -> Event:
     """Ranks -> node -> instance -> GPU, and the gate."""
-    raise NotImplementedError
+    needs = wiring.needs("locate", steps.locate.Needs)
+    return _step(needs, event, lambda: steps.locate.run(needs, event["incident_id"]))
 
 
+@logger.inject_lambda_context
 def contain(event: Event, context: Any) -> Event:
     """Hold, cordon, evict, as the decision row says."""
-    raise NotImplementedError
+    needs = wiring.needs("contain", steps.contain.Needs)
+    return _step(needs, event, lambda: steps.contain.run(needs, event["incident_id"]))
 
 
+@logger.inject_lambda_context
 def decide(event: Event, context: Any) -> Event:
     """The decision table, with what is known by now."""
-    raise NotImplementedError
+    needs = wiring.needs("decide", steps.decide.Needs)
+    return _step(needs, event, lambda: steps.decide.run(needs, event["incident_id"]))
 
 
+@logger.inject_lambda_context
 def confirm(event: Event, context: Any) -> Event:
     """History, the agent's second confirmation, the deep health check."""
-    raise NotImplementedError
+    needs = wiring.needs("confirm", steps.confirm.Needs)
+    return _step(needs, event, lambda: steps.confirm.run(needs, event["incident_id"]))
 
 
+@logger.inject_lambda_context
 def request_approval(event: Event, context: Any) -> Event:
     """The mail with the link; also the notice to a human and the timeout branch."""
-    raise NotImplementedError
+    needs = wiring.needs("request_approval", steps.request_approval.Needs)
+    return _step(needs, event, lambda: steps.request_approval.run(needs, event["incident_id"], event))
 
 
+@logger.inject_lambda_context
 def replace(event: Event, context: Any) -> Event:
     """One node, one call, after an approval."""
-    raise NotImplementedError
+    needs = wiring.needs("replace", steps.replace.Needs)
+    return _step(needs, event, lambda: steps.replace.run(needs, event["incident_id"]))
 
 
+@logger.inject_lambda_context
 def verify(event: Event, context: Any) -> Event:
     """Old id gone, a new one Running."""
-    raise NotImplementedError
+    needs = wiring.needs("verify", steps.verify.Needs)
+    return _step(needs, event, lambda: steps.verify.run(needs, event["incident_id"]))
 
 
+@logger.inject_lambda_context
 def resume(event: Event, context: Any) -> Event:
     """Release what is ours and exonerated, see the job back, close."""
-    raise NotImplementedError
+    needs = wiring.needs("resume", steps.resume.Needs)
+    return _step(needs, event, lambda: steps.resume.run(needs, event["incident_id"]))
+
+
+def _step(needs: Recorder, event: Event, run: Callable[[], StepResult]) -> Event:
+    """Run a step; what calling again cannot help becomes the outcome "human", with the reason kept.
+
+    A task that waits for its token cannot answer, so there the error has to stand for itself.
+    """
+    incident_id = str(event["incident_id"])
+    try:
+        result = run()
+    except PermanentError as e:
+        result = to_human(needs, incident_id, str(e))
+        if "task_token" in event:
+            logger.error("cannot ask", extra={"incident_id": incident_id, "reason": str(e)})
+            raise e if isinstance(e, NoApproverError) else PermanentError(str(e)) from None
+    logger.info("step", extra={"incident_id": incident_id, "outcome": result.outcome, "story": result.story})
+    return result.plain(incident_id)
+
+
+def _batch(event: Event, take: Callable[[str], None]) -> Event:
+    """One SQS batch; only what may be tried again is reported as failed."""
+    failed = []
+    for message in event.get("Records", []):
+        try:
+            take(str(message["body"]))
+        except RetryableError as e:
+            logger.warning(
+                "delivered again later", extra={"message_id": message["messageId"], "reason": str(e)}
+            )
+            failed.append({"itemIdentifier": message["messageId"]})
+    return {"batchItemFailures": failed}

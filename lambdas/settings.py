@@ -1,7 +1,7 @@
-"""What each function is told by its environment: one settings model per function, nothing it does not need.
+"""What each function is told by its environment: one settings model per function, only what it needs.
 
-`infra` sets exactly `VARIABLES[function]`, the handlers read the same model; logic never touches `os.environ`.
-Importing this needs pydantic-settings and nothing of AWS.
+`infra` sets exactly `VARIABLES[function]`, the handlers read the same model; logic never reads the
+environment. Importing this needs pydantic-settings and nothing of AWS.
 """
 
 from __future__ import annotations

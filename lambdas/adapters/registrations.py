@@ -1,0 +1,58 @@
+"""The registration table: who ran where, by job and attempt. A verified row is never replaced."""
+
+from __future__ import annotations
+
+from ..ports import Registered
+from .dynamodb import Item, Table
+
+
+class RegistrationTable:
+    """Implements `ports.Registrations`."""
+
+    def __init__(self, name: str) -> None:
+        self._table = Table(name)
+
+    def put(self, registered: Registered) -> None:
+        self._table.put(
+            {
+                **_key(registered.job_uid, registered.attempt, registered.node),
+                "attempt": registered.attempt,
+                "node": registered.node,
+                "text": registered.text,
+                "verified": registered.verified,
+                "reason": registered.reason,
+                "launch_time": registered.launch_time,
+                "instance_group": registered.group,
+                "stored_at": registered.stored_at,
+            },
+            "attribute_not_exists(job_uid) OR verified = :no",
+            {":no": False},
+        )
+
+    def get(self, job_uid: str, attempt: int, node: str) -> Registered | None:
+        item = self._table.get(_key(job_uid, attempt, node))
+        return _registered(item) if item else None
+
+    def after(self, job_uid: str, attempt: int) -> tuple[Registered, ...]:
+        items = self._table.query(
+            "job_uid = :job AND attempt_node >= :next", {":job": job_uid, ":next": f"{attempt + 1:06d}"}
+        )
+        return tuple(map(_registered, items))
+
+
+def _key(job_uid: str, attempt: int, node: str) -> Item:
+    return {"job_uid": job_uid, "attempt_node": f"{attempt:06d}#{node}"}
+
+
+def _registered(item: Item) -> Registered:
+    return Registered(
+        job_uid=item["job_uid"],
+        attempt=item["attempt"],
+        node=item["node"],
+        text=item["text"],
+        verified=item["verified"],
+        reason=item["reason"],
+        launch_time=item.get("launch_time"),
+        group=item.get("instance_group"),
+        stored_at=item["stored_at"],
+    )

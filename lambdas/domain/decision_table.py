@@ -1,0 +1,242 @@
+"""What an alarm means: the decision table as data, and the pure function that reads it.
+
+In: the findings of one incident and the facts known by now. Out: one row and what to do next. `contain` reads
+its contain column, `decide` the rest; the README's table is rendered from `TABLE`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from training_agent.contract import Finding, FindingKind, Mode, SecondConfirmation, Verdict
+
+from .incident import CheckResult
+
+
+class Contain(str, Enum):
+    NOTHING = "nothing"
+    HOLD = "job held"
+    CORDON = "cordon"  # keep new pods away
+    ISOLATE = "isolate"  # cordon, then evict the job's pods
+
+
+class Confirm(str, Enum):
+    SECOND_CONFIRMATION = "the agent's own second confirmation"
+    HISTORY = "history"
+    DEEP_CHECK = "deep health check"
+
+
+class Then(str, Enum):
+    HUMAN = "human"
+    REPLACE = "replace after review"
+    RELEASE_OR_REPLACE = "release when it passes, replace on repeat"
+    DECIDE_AGAIN = "decide again"
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """Which findings a row takes; None means any."""
+
+    kind: FindingKind
+    verdicts: tuple[Verdict | None, ...] | None = None
+    named: bool | None = None
+    majority: bool | None = None
+    reproduced: tuple[bool | None, ...] | None = None
+
+    def takes(self, finding: Finding) -> bool:
+        return (
+            finding.kind is self.kind
+            and (self.verdicts is None or finding.verdict in self.verdicts)
+            and (self.named is None or (finding.rank is not None) is self.named)
+            and (self.majority is None or finding.majority is self.majority)
+            and (self.reproduced is None or finding.reproduced in self.reproduced)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row; the first four texts are the published table."""
+
+    id: str
+    finding: str
+    meaning: str
+    contain: Contain
+    confirm: tuple[Confirm, ...]
+    then: Then
+    blames_node: bool  # False: one incident for the job, even when ranks are listed
+    when: When | None  # None: anything that no other row takes
+
+
+K, V = FindingKind, Verdict
+_BY_CHECK = (Confirm.HISTORY, Confirm.DEEP_CHECK)
+
+TABLE: tuple[Row, ...] = (
+    Row(
+        "S1", "software or configuration, or more than max(2, 2 %) nodes named within ten minutes of one job",
+        "not a GPU", Contain.NOTHING, (), Then.HUMAN, False, When(K.SOFTWARE),
+    ),
+    Row(
+        "N0", "non-finite, and the same on healthy peers",
+        "data or numerics", Contain.NOTHING, (), Then.HUMAN, False, When(K.NONFINITE, reproduced=(True,)),
+    ),
+    Row(
+        "W1", "weights, suspects named",
+        "the replica differs from a strict majority after the update",
+        Contain.ISOLATE, (), Then.REPLACE, True, When(K.WEIGHTS, named=True),
+    ),
+    Row(
+        "W2", "weights, no strict majority",
+        "replicas disagree, nobody named", Contain.CORDON, _BY_CHECK, Then.HUMAN, False,
+        When(K.WEIGHTS, named=False),
+    ),
+    Row(
+        "C1", "out-voted by a strict majority of independent replays",
+        "culprit", Contain.ISOLATE, (), Then.REPLACE, True, When(K.CULPRIT, named=True, majority=True),
+    ),
+    Row(
+        "C2", "wrong in both ring comparisons, no quorum to arbitrate",
+        "culprit, unless two GPUs of one column are bad",
+        Contain.ISOLATE, (Confirm.HISTORY,), Then.REPLACE, True, When(K.CULPRIT, named=True, majority=False),
+    ),
+    Row(
+        "V1", "verdict persistent",
+        "repeats its own wrong answer, third GPU sides with the replayer",
+        Contain.ISOLATE, (), Then.REPLACE, True, When(K.PAIR, (V.PERSISTENT,), named=True),
+    ),
+    Row(
+        "V2", "verdict transient",
+        "recomputed right; an intermittent fault looks the same",
+        Contain.ISOLATE, _BY_CHECK, Then.RELEASE_OR_REPLACE, True, When(K.PAIR, (V.TRANSIENT,), named=True),
+    ),
+    Row(
+        "V3", "the replayer computed wrong",
+        "the fault is on the GPU that replayed",
+        Contain.ISOLATE, (Confirm.SECOND_CONFIRMATION,), Then.DECIDE_AGAIN, True,
+        When(K.PAIR, (V.REPLAYER,), named=True),
+    ),
+    Row(
+        "V4", "unattributable or unclear",
+        "three GPUs disagree", Contain.ISOLATE, _BY_CHECK, Then.HUMAN, True,
+        When(K.PAIR, (V.UNATTRIBUTABLE, None)),
+    ),
+    Row(
+        "N1", "non-finite, not reproduced by healthy peers, no mismatching pair",
+        "NaN/Inf that the loss did not show, or a norm too large for float32",
+        Contain.ISOLATE, _BY_CHECK, Then.HUMAN, True,
+        When(K.NONFINITE, named=True, reproduced=(False, None)),
+    ),
+    Row(
+        "R1", "reduced gradient non-finite, all local ones finite",
+        "the reduction, or a sum too large; nobody named",
+        Contain.HOLD, (), Then.HUMAN, False, When(K.REDUCED),
+    ),
+    Row("X0", "anything else", "unknown", Contain.HOLD, (), Then.HUMAN, False, None),
+)  # fmt: skip
+
+ROWS: dict[str, Row] = {row.id: row for row in TABLE}
+STRENGTH = ("S1", "C1", "W1", "V1", "C2", "V3", "V2", "N1", "V4", "W2", "R1", "X0", "N0")
+_V3_BECOMES = {
+    SecondConfirmation.REPEATS: "V1",
+    SecondConfirmation.AGREES: "V2",
+    SecondConfirmation.UNAVAILABLE: "V4",
+    None: "V4",
+}
+
+
+class Next(str, Enum):
+    CONFIRM = "confirm"
+    APPROVE = "approve"
+    RELEASE = "release"
+    HUMAN = "human"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known beside the findings; the defaults are the cautious side."""
+
+    nodes: int  # of the job
+    nodes_named: int = 1  # by alarms of this job within ten minutes
+    second_read: bool = False
+    repeats: bool | None = None
+    deep_check: CheckResult = CheckResult.NOT_RUN
+    cordoned_by_us: bool = False
+    mode: Mode = Mode.OBSERVE
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The row and the next step; `reason` is one sentence for people."""
+
+    row: Row
+    next: Next
+    reason: str
+
+
+def systemic(facts: Facts) -> bool:
+    """More nodes are accused than bad GPUs can explain: max(2, 2 %) of the job's nodes."""
+    return facts.nodes_named > max(2, 0.02 * facts.nodes)
+
+
+def row_of(finding: Finding, *, second_read: bool = False) -> Row:
+    """The one row that takes this finding; V3 is decided again once the second confirmation was read."""
+    taken = [row for row in TABLE if row.when is not None and row.when.takes(finding)]
+    assert len(taken) <= 1, f"rows {[r.id for r in taken]} overlap"
+    row = taken[0] if taken else ROWS["X0"]
+    if row.id == "V3" and second_read:
+        return ROWS[_V3_BECOMES[finding.second_confirmation]]
+    return row
+
+
+def evaluate(findings: tuple[Finding, ...], facts: Facts) -> Row:
+    """The incident's row: S1 over everything, otherwise the strongest evidence among its findings."""
+    if systemic(facts):
+        return ROWS["S1"]
+    ids = {row_of(f, second_read=facts.second_read).id for f in findings} or {"X0"}
+    return ROWS[min(ids, key=STRENGTH.index)]
+
+
+def decide(findings: tuple[Finding, ...], facts: Facts) -> Decision:
+    """Row and next step; whatever is not known to be safe goes to a human."""
+    row = evaluate(findings, facts)
+    if facts.mode is Mode.OBSERVE:
+        return Decision(
+            row, Next.HUMAN, f"observe mode: would have done '{row.contain.value}', then {row.then.value}"
+        )
+    if row.blames_node and not facts.cordoned_by_us:
+        return Decision(row, Next.HUMAN, "the node's cordon is not ours: whoever set or removed it decides")
+    if facts.deep_check is CheckResult.NODE_GONE:
+        return Decision(row, Next.HUMAN, "the node vanished during the check: HyperPod replaced it by itself")
+    if row.then is Then.DECIDE_AGAIN:
+        return Decision(row, Next.CONFIRM, "the agent's second confirmation has to be read")
+    if _unread(row, facts):
+        return Decision(row, Next.CONFIRM, "to be confirmed by " + ", ".join(c.value for c in row.confirm))
+    return _after_confirm(row, facts)
+
+
+def _unread(row: Row, facts: Facts) -> bool:
+    if Confirm.HISTORY in row.confirm and facts.repeats is None:
+        return True
+    if Confirm.DEEP_CHECK not in row.confirm or facts.repeats:
+        return False
+    return facts.deep_check in (CheckResult.NOT_RUN, CheckResult.RUNNING)
+
+
+def _after_confirm(row: Row, facts: Facts) -> Decision:
+    if row.then is Then.REPLACE:
+        return _approve(row, facts, row.meaning)
+    if row.then is Then.RELEASE_OR_REPLACE:
+        if facts.repeats:
+            return _approve(row, facts, "the same instance or GPU had a transient verdict before")
+        if facts.deep_check is CheckResult.FAILED:
+            return _approve(row, facts, "the deep health check failed")
+        if facts.deep_check is CheckResult.PASSED:
+            return Decision(row, Next.RELEASE, "the deep health check passed and there is no history")
+        return Decision(row, Next.HUMAN, f"the deep health check gave no result ({facts.deep_check.value})")
+    return Decision(row, Next.HUMAN, f"{row.id}: {row.meaning}; deep health check: {facts.deep_check.value}")
+
+
+def _approve(row: Row, facts: Facts, reason: str) -> Decision:
+    if facts.mode is not Mode.REPLACE:
+        return Decision(row, Next.HUMAN, f"mode {facts.mode.value} does not replace; evidence: {reason}")
+    return Decision(row, Next.APPROVE, reason)

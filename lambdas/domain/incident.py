@@ -1,0 +1,194 @@
+"""The incident: one suspect node (or one job when nobody is named) from alarm to terminal state.
+
+Opened by `ingest`, moved on by each step, closed by `resume`. Pure: steps load it, change it, save it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from training_agent.contract import Check, Job
+
+from .errors import NeedsHumanError
+
+
+class State(str, Enum):
+    """Where an incident stands; names of the terminal states are what people read in mails and events."""
+
+    OPENING = "OPENING"
+    LOCATED = "LOCATED"
+    CONTAINED = "CONTAINED"
+    DECIDED = "DECIDED"
+    CONFIRMING = "CONFIRMING"
+    AWAITING_APPROVAL = "AWAITING_APPROVAL"
+    REPLACING = "REPLACING"
+    VERIFYING = "VERIFYING"
+    CLOSING = "CLOSING"
+    # terminal
+    JOINED = "JOINED"  # another open incident holds this instance; the evidence was appended there
+    OBSERVED = "OBSERVED"  # observe mode: a "would have" mail, nothing touched
+    RELEASED = "RELEASED"  # confirmed healthy, uncordoned
+    REPLACED = "REPLACED"
+    REPLACED_BY_HYPERPOD = "REPLACED_BY_HYPERPOD"  # the node vanished without us
+    REJECTED_KEPT = "REJECTED_KEPT"  # the human said no and keeps the cordon
+    REJECTED_RELEASED = "REJECTED_RELEASED"  # the human said no and released the node
+    EXPIRED = "EXPIRED"  # nobody answered: stays cordoned
+    HANDED_TO_HUMAN = "HANDED_TO_HUMAN"  # stays as it is, see `human_reason`
+
+    @property
+    def terminal(self) -> bool:
+        return self in _TERMINAL
+
+
+_TERMINAL = frozenset(list(State)[list(State).index(State.JOINED) :])
+
+_NEXT: dict[State, frozenset[State]] = {
+    State.OPENING: frozenset({State.LOCATED, State.JOINED, State.CLOSING}),
+    State.LOCATED: frozenset({State.CONTAINED, State.CLOSING}),
+    State.CONTAINED: frozenset({State.DECIDED, State.CLOSING}),
+    State.DECIDED: frozenset({State.CONFIRMING, State.AWAITING_APPROVAL, State.CLOSING}),
+    State.CONFIRMING: frozenset({State.DECIDED, State.CLOSING}),
+    State.AWAITING_APPROVAL: frozenset({State.REPLACING, State.CLOSING}),
+    State.REPLACING: frozenset({State.VERIFYING, State.CLOSING}),
+    State.VERIFYING: frozenset({State.CLOSING}),
+    State.CLOSING: _TERMINAL - {State.JOINED},
+}
+
+
+class CheckResult(str, Enum):
+    """What is known of the deep health check of an incident's node."""
+
+    NOT_RUN = "not_run"
+    RUNNING = "running"
+    PASSED = "passed"
+    FAILED = "failed"
+    STUCK = "stuck"  # started, and no end within the bound
+    NEVER_STARTED = "never_started"  # accepted, and never seen in progress
+    UNAVAILABLE = "unavailable"  # switched off, refused by the service, or not safe to start
+    NEEDS_APPROVAL = "needs_approval"  # NodeRecovery is Automatic: the check itself may replace the node
+    NODE_GONE = "node_gone"
+
+
+@dataclass(frozen=True, slots=True)
+class DeepCheck:
+    """A deep health check under way; `before_*` is the snapshot taken before it was started."""
+
+    result: CheckResult = CheckResult.NOT_RUN
+    polls: int = 0
+    seen_in_progress: bool = False
+    before_label: str | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One suspect node, proven by a verified registration and a re-read launch time."""
+
+    node: str
+    instance_id: str
+    group: str  # HyperPod instance group
+    launch_time: str  # of the instance when the job registered
+    ranks: tuple[int, ...]  # accused ranks on it
+    gpu_uuids: tuple[str, ...]  # of those ranks
+    cordoned_by_us: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """All that is known of one incident; the alarm itself is stored beside it and hashed here."""
+
+    id: str
+    sequence: int  # 1, and one more each time the same alarm comes back after the end
+    delivery_key: str
+    evidence_hash: str  # SHA-256 of the alarm's canonical JSON, and what an approval is bound to
+    cluster: str
+    job: Job
+    check: Check
+    step: int
+    node: str | None  # claimed by the alarm; None: one incident for the job
+    ranks: tuple[int, ...]
+    opened_at: str
+    state: State = State.OPENING
+    version: int = 0  # of the row, for conditional writes
+    targets: tuple[Target, ...] = ()
+    nodes_named: int = 1  # by alarms of this job within ten minutes of this one
+    decision_row: str | None = None
+    decided_rows: tuple[str, ...] = ()
+    closing: State | None = None  # the terminal state that `resume` is to write
+    human_reason: str = ""
+    second_read: bool = False  # confirm has read the agent's second confirmation
+    repeats: bool | None = None  # history of instance and GPUs: a transient verdict before; None: not read
+    deep_check: DeepCheck = field(default_factory=DeepCheck)
+    approval_id: str | None = None
+    tries: dict[str, int] = field(default_factory=dict)  # bounded waits, by step
+    known_instances: tuple[str, ...] = ()  # in the group right before the replacement
+    issued_at: str | None = None
+    new_instance_id: str | None = None
+    resumed_from_step: int | None = None
+    job_back: bool | None = None
+    closed_at: str | None = None
+
+    def to(self, state: State) -> Incident:
+        """Move on; the same state again is a retry and changes nothing.
+
+        Raises:
+            NeedsHumanError: the flow has no such transition (an edited row, a step out of order).
+        """
+        if state is self.state:
+            return self
+        if state not in _NEXT.get(self.state, frozenset()):
+            raise NeedsHumanError(f"incident {self.id} is {self.state.value}: it cannot become {state.value}")
+        return replace(self, state=state)
+
+    def tried(self, step: str) -> Incident:
+        """Count one more wait of `step`."""
+        return replace(self, tries={**self.tries, step: self.tries.get(step, 0) + 1})
+
+    @property
+    def instance_id(self) -> str | None:
+        """The one suspect instance, None before locate and for incidents of a whole job."""
+        return self.targets[0].instance_id if self.node is not None and self.targets else None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What an action did; stored in the incident's audit trail."""
+
+    action: str
+    subject: str
+    result: str
+
+
+class EffectState(str, Enum):
+    """An effect's row: written before the call, concluded after it, never expired."""
+
+    INTENT = "INTENT"
+    RESULT = "RESULT"
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Row of one effect of one incident."""
+
+    name: str
+    state: EffectState
+    result: str
+    at: str
+
+
+def incident_id(delivery_key: str, node: str | None, sequence: int) -> str:
+    """Short stable name of an incident: 16 hex digits over alarm, node and sequence."""
+    text = "\x1f".join([delivery_key, node or "", str(sequence)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def execution_name(incident: Incident) -> str:
+    """Name of its execution; unique for 90 days on AWS, so the sequence is in it."""
+    return f"{incident.id}-{incident.sequence}"
+
+
+def evidence_hash(alarm_text: str) -> str:
+    """SHA-256 (hex) of the stored alarm: what was shown is what is acted on."""
+    return hashlib.sha256(alarm_text.encode()).hexdigest()

@@ -1,0 +1,233 @@
+"""What the steps need from the world, as Protocols; `adapters` holds the real ones, tests bring fakes.
+
+All methods raise only errors of `domain.errors`. Reads that guard an effect are strongly consistent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from training_agent.contract import Mode
+
+from .domain.approval import Answer, Approval, ApprovalState
+from .domain.incident import Effect, Incident
+from .domain.policy import Control
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """The newest incident that a delivery key opened for a node."""
+
+    incident_id: str
+    sequence: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """What happened before on an instance or GPU, or for a job."""
+
+    subject: str
+    incident_id: str
+    what: str  # decision row, or the node for a job's history
+    at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A stored registration; `verified` says whether Kubernetes and HyperPod agreed."""
+
+    job_uid: str
+    attempt: int
+    node: str
+    text: str  # the registration's canonical JSON
+    verified: bool
+    reason: str  # why not, "" when verified
+    launch_time: str | None
+    group: str | None
+    stored_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """One row of ListClusterNodes."""
+
+    instance_id: str
+    group: str
+    status: str
+    launch_time: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """What DescribeCluster says that matters here."""
+
+    node_recovery: str  # "Automatic" (HyperPod's default) or "None"
+    on_start_checks: dict[str, tuple[str, ...]]  # by group: are newcomers screened?
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceAnswer:
+    """Answer of BatchReplaceClusterNodes for one id: accepted, or the error code of `Failed[]`."""
+
+    accepted: bool
+    code: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KubeNode:
+    name: str
+    uid: str
+    resource_version: str
+    unschedulable: bool
+    annotations: dict[str, str]
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class KubePod:
+    namespace: str
+    name: str
+    uid: str
+    node: str | None
+    labels: dict[str, str]
+    leaving: bool  # has a deletion timestamp, or has ended
+
+
+class Incidents(Protocol):
+    def delivery(self, key: str, node: str | None) -> Delivery | None: ...
+    def open(self, incident: Incident, alarm_text: str, earlier: Delivery | None) -> bool:
+        """Write incident, alarm and delivery row together; False when somebody was faster."""
+        ...
+
+    def get(self, incident_id: str) -> Incident: ...
+    def alarm(self, incident_id: str) -> str: ...
+    def save(self, incident: Incident) -> Incident:
+        """Conditional on the version read; raises ConflictError. Returns it with the new version."""
+        ...
+
+    def append_evidence(self, incident_id: str, key: str, attempt: int, text: str, at: datetime) -> None:
+        """Keep once per delivery key and attempt; a later attempt of the job counts as a restart."""
+        ...
+
+    def audit(self, incident_id: str, what: str, result: str, at: datetime) -> None: ...
+    def reject(self, reason: str, source: str, excerpt: str, at: datetime) -> None:
+        """Audit row of an event that opened nothing."""
+        ...
+
+    def take_gate(self, gate: str, incident_id: str) -> str:
+        """Take or read the gate; returns the id of the incident that holds it."""
+        ...
+
+    def free_gate(self, gate: str, incident_id: str) -> None: ...
+    def effect(self, incident_id: str, name: str) -> Effect | None: ...
+    def intend(self, incident_id: str, name: str, at: datetime) -> bool:
+        """Write INTENT; False when the effect's row already stands."""
+        ...
+
+    def conclude(self, incident_id: str, name: str, result: str, at: datetime) -> None: ...
+    def remember(self, entry: HistoryEntry) -> None: ...
+    def history(self, subject: str, since: str = "") -> tuple[HistoryEntry, ...]: ...
+
+
+class Approvals(Protocol):
+    def create(self, approval: Approval, task_token: str) -> None: ...
+    def get(self, approval_id: str) -> Approval | None:
+        """Without the task token, strongly consistent."""
+        ...
+
+    def renew_token(self, approval_id: str, task_token: str) -> None: ...
+    def mark_mailed(self, approval_id: str) -> None: ...
+    def decide(self, approval_id: str, answer: Answer, reason: str, by: str, at: datetime) -> bool:
+        """PENDING -> DECIDED, once; False when it is not pending any more."""
+        ...
+
+    def task_token(self, approval_id: str) -> str | None: ...
+    def mark_delivered(self, approval_id: str) -> None: ...
+    def end(self, approval_id: str, state: ApprovalState) -> bool:
+        """PENDING -> EXPIRED or SUPERSEDED; False when it is not pending any more."""
+        ...
+
+
+class Registrations(Protocol):
+    def put(self, registered: Registered) -> None:
+        """Never replaces a verified row."""
+        ...
+
+    def get(self, job_uid: str, attempt: int, node: str) -> Registered | None: ...
+    def after(self, job_uid: str, attempt: int) -> tuple[Registered, ...]:
+        """Registrations of later attempts, oldest attempt first."""
+        ...
+
+
+class Quarantine(Protocol):
+    def put_mode(self, mode: Mode) -> None: ...
+    def hold(self, subject: str, delivery_key: str, incident_id: str, at: datetime) -> None: ...
+    def release(self, subject: str, delivery_key: str, incident_id: str, at: datetime) -> bool:
+        """Write released; False when another incident holds the subject."""
+        ...
+
+
+class Controls(Protocol):
+    def read(self) -> Control: ...
+    def lock(self, name: str, holder: str) -> bool:
+        """Take a lock; True when it is ours now (also when it already was)."""
+        ...
+
+    def unlock(self, name: str, holder: str) -> None: ...
+    def replacements(self) -> tuple[datetime, ...]: ...
+    def count_replacement(self, incident_id: str, at: datetime) -> None: ...
+
+
+class Cluster(Protocol):
+    def describe(self) -> ClusterFacts: ...
+    def nodes(self) -> tuple[ClusterNode, ...]:
+        """All pages."""
+        ...
+
+    def start_health_check(self, group: str, instance_id: str) -> None: ...
+    def replace(self, instance_id: str) -> ReplaceAnswer:
+        """One request, never retried; raises OutcomeUnknownError when no answer came."""
+        ...
+
+
+class Kubernetes(Protocol):
+    def node(self, name: str) -> KubeNode | None: ...
+    def patch_node(self, node: KubeNode, *, unschedulable: bool, annotations: dict[str, str | None]) -> None:
+        """Conditional on the resource version read; raises ConflictError."""
+        ...
+
+    def pod(self, namespace: str, name: str) -> KubePod | None: ...
+    def pods_on(self, node: str) -> tuple[KubePod, ...]: ...
+    def evict(self, pod: KubePod) -> None: ...
+
+
+class Mail(Protocol):
+    def approvers(self) -> tuple[str, ...]:
+        """Confirmed e-mail subscriptions of the topic."""
+        ...
+
+    def send(self, approver: str, subject: str, body: str) -> None: ...
+
+
+class Workflow(Protocol):
+    def start(self, incident_id: str, name: str) -> None:
+        """Start one execution; an execution of that name is success."""
+        ...
+
+
+class Callback(Protocol):
+    def succeed(self, task_token: str, output: dict[str, object]) -> None:
+        """Raises CallbackGoneError when nobody waits for it."""
+        ...
+
+
+class Bus(Protocol):
+    def state_changed(self, detail: dict[str, object]) -> None: ...
+
+
+class Clock(Protocol):
+    def now(self) -> datetime: ...

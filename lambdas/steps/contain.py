@@ -1,0 +1,83 @@
+"""Keep the suspect from computing: hold, cordon, evict, as the contain column of its row says.
+
+In: a LOCATED incident. Out: quarantine rows (agents hold by them), an annotated cordon, this job's pods moved
+off the node; `decide` is next. Observe mode writes the mode row and touches nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from training_agent.contract import Mode, gpu_subject, instance_subject, job_subject
+
+from ..domain.decision_table import Contain, Row, evaluate
+from ..domain.errors import NeedsHumanError
+from ..domain.incident import Incident, State, Target
+from ..domain.policy import effective_mode
+from ..ports import Bus, Clock, Controls, Incidents, Kubernetes, Quarantine
+from ..settings import ContainSettings
+from .effects import cordon, evict_job, permit
+from .outcome import StepResult, alarm_of, facts_of, findings_of, record
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    settings: ContainSettings
+    incidents: Incidents
+    controls: Controls
+    quarantine: Quarantine
+    kubernetes: Kubernetes
+    bus: Bus
+    clock: Clock
+
+
+def run(needs: Needs, incident_id: str) -> StepResult:
+    incident = needs.incidents.get(incident_id)
+    alarm = alarm_of(needs.incidents, incident)
+    control = needs.controls.read()
+    mode = effective_mode(needs.settings.mode, control)
+    row = evaluate(
+        findings_of(alarm, incident), facts_of(needs.incidents, incident, alarm, needs.settings.mode, control)
+    )
+    needs.quarantine.put_mode(mode)
+    if mode is Mode.OBSERVE:
+        story = f"observe mode: would have contained by '{row.contain.value}' ({row.id})"
+        record(needs, incident, incident.to(State.CONTAINED), story)
+        return StepResult("contained", story)
+    permit(needs, Mode.CONTAIN, f"containment by '{row.contain.value}'")
+    targets, story = _contain(needs, incident, row)
+    record(needs, incident, replace(incident, targets=targets).to(State.CONTAINED), story)
+    return StepResult("contained", story)
+
+
+def subjects(incident: Incident) -> tuple[str, ...]:
+    """Quarantine rows of an incident: its instances and accused GPUs, and the job when nobody is blamed."""
+    named = [
+        s for t in incident.targets for s in (instance_subject(t.instance_id), *map(gpu_subject, t.gpu_uuids))
+    ]
+    return (*named, *((job_subject(incident.job.uid),) if incident.node is None else ()))
+
+
+def _contain(needs: Needs, incident: Incident, row: Row) -> tuple[tuple[Target, ...], str]:
+    now = needs.clock.now()
+    if row.contain is Contain.NOTHING:
+        for subject in subjects(incident):
+            needs.quarantine.release(subject, incident.delivery_key, incident.id, now)
+        return incident.targets, f"{row.id}: nothing is contained, the job need not wait"
+    for subject in subjects(incident):
+        needs.quarantine.hold(subject, incident.delivery_key, incident.id, now)
+    if row.contain is Contain.HOLD:
+        return incident.targets, f"{row.id}: the job is held"
+    if row.blames_node and not incident.targets:
+        raise NeedsHumanError("no proven node to contain: nothing was touched")
+    done, stories = [], []
+    for target in incident.targets:
+        mine = cordon(needs, incident, target, f"{row.id}: {row.meaning}")
+        stories.append(f"{target.node} {'cordoned' if mine else 'was cordoned before, by somebody else'}")
+        if row.contain is Contain.ISOLATE:
+            evicted, others = evict_job(needs, incident, target)
+            stories.append(f"{evicted} of the job's pods evicted")
+            if others:
+                stories.append(f"left alone: pods of other jobs ({', '.join(others)})")
+        done.append(replace(target, cordoned_by_us=mine))
+    return tuple(done), f"{row.id}: " + ", ".join(stories)

@@ -1,0 +1,67 @@
+"""The decision table again, with what contain and confirm found.
+
+In: a CONTAINED or CONFIRMING incident. Out: its row and the next step: confirm, approve, release or human.
+Touches nothing but the incident's rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from training_agent.contract import Mode, gpu_subject, instance_subject
+
+from ..domain.decision_table import Decision, Facts, Next
+from ..domain.decision_table import decide as decide_row
+from ..domain.incident import CheckResult, Incident, State
+from ..ports import Bus, Clock, Controls, HistoryEntry, Incidents
+from ..settings import DecideSettings
+from .outcome import StepResult, alarm_of, facts_of, findings_of, record
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    settings: DecideSettings
+    incidents: Incidents
+    controls: Controls
+    bus: Bus
+    clock: Clock
+
+
+def run(needs: Needs, incident_id: str) -> StepResult:
+    incident = needs.incidents.get(incident_id)
+    alarm = alarm_of(needs.incidents, incident)
+    facts = facts_of(needs.incidents, incident, alarm, needs.settings.mode, needs.controls.read())
+    decision = decide_row(findings_of(alarm, incident), facts)
+    if decision.row.blames_node:
+        _remember(needs, incident, decision.row.id)
+    rows = incident.decided_rows
+    if not rows or rows[-1] != decision.row.id:
+        rows = (*rows, decision.row.id)
+    decided = replace(incident, decision_row=decision.row.id, decided_rows=rows).to(State.DECIDED)
+    story = f"{decision.row.id} -> {decision.next.value}: {decision.reason}"
+    record(needs, incident, _closing(decided, decision, facts), story)
+    return StepResult(
+        decision.next.value, story, approval_timeout_seconds=needs.settings.approval_timeout_seconds
+    )
+
+
+def _closing(incident: Incident, decision: Decision, facts: Facts) -> Incident:
+    """Note the end that this decision leads to; an approval's end is known later."""
+    if decision.next is Next.RELEASE:
+        return replace(incident, closing=State.RELEASED)
+    if decision.next is not Next.HUMAN:
+        return replace(incident, closing=None)
+    if facts.mode is Mode.OBSERVE:
+        closing = State.OBSERVED
+    elif facts.deep_check is CheckResult.NODE_GONE:
+        closing = State.REPLACED_BY_HYPERPOD
+    else:
+        closing = State.HANDED_TO_HUMAN
+    return replace(incident, closing=closing, human_reason=decision.reason)
+
+
+def _remember(needs: Needs, incident: Incident, row: str) -> None:
+    """History by instance and by GPU: the GPU's survives a replacement of its node."""
+    for target in incident.targets:
+        for subject in (instance_subject(target.instance_id), *map(gpu_subject, target.gpu_uuids)):
+            needs.incidents.remember(HistoryEntry(subject, incident.id, row, incident.opened_at))

@@ -1,0 +1,148 @@
+"""Alarm in: validated, duplicates dropped, one incident per blamed node or one for the job, then executions.
+
+In: an "SDC Alarm" event. Out: incident rows and executions with input {"incident_id"}; `locate` is next.
+A bad event leaves one audit row with the reason and never an execution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from training_agent.contract import Alarm, ContractError, DetailType, decode, delivery_key, encode
+
+from ..domain import findings
+from ..domain.decision_table import Facts, systemic
+from ..domain.incident import Incident, State, evidence_hash, execution_name, incident_id
+from ..domain.times import moment, stamp
+from ..ports import Bus, Clock, Delivery, HistoryEntry, Incidents, Workflow
+from ..settings import IngestSettings
+from .envelope import open_envelope
+
+MAX_CLOCK_AHEAD = timedelta(minutes=15)  # nodes' clocks may be ten minutes off
+MAX_NAME = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    settings: IngestSettings
+    incidents: Incidents
+    workflow: Workflow
+    bus: Bus
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """For the log and the metrics."""
+
+    opened: tuple[str, ...] = ()
+    appended: tuple[str, ...] = ()
+    rejected: str = ""
+
+
+def run(needs: Needs, body: str) -> Ingested:
+    """Take in one alarm.
+
+    Raises:
+        RetryableError: the store or Step Functions did not answer; the queue delivers again (fail closed).
+    """
+    now = needs.clock.now()
+    try:
+        envelope = open_envelope(body, DetailType.ALARM)
+        alarm = decode(Alarm, envelope.detail)
+        _accept(needs.settings, alarm, now)
+        if envelope.replayed:
+            raise ContractError("replayed from an archive: recorded, never acted on")
+    except ContractError as e:
+        needs.incidents.reject(str(e)[:500], "SDC Alarm", body[:1000], now)
+        return Ingested(rejected=str(e))
+    groups = findings.group(alarm)
+    if systemic(Facts(nodes=alarm.nodes, nodes_named=len(groups))):
+        named = len(groups)  # whole nodes or camps: one incident that blames nobody, not one for each
+        groups = (findings.Group(None, alarm.named_ranks),)
+    else:
+        named = len(groups)
+    opened: list[str] = []
+    appended: list[str] = []
+    for one in groups:
+        found, is_new = _take(needs, alarm, one, named, now)
+        (opened if is_new else appended).append(found)
+    return Ingested(tuple(opened), tuple(appended))
+
+
+def _accept(settings: IngestSettings, alarm: Alarm, now: datetime) -> None:
+    """Raise ContractError for what is well formed and still not to be acted on."""
+    if alarm.cluster != settings.cluster_name:
+        raise ContractError(f"alarm of cluster {alarm.cluster[:60]!r}, this is {settings.cluster_name!r}")
+    names = [alarm.job.uid, alarm.job.name, *(f.place.node for f in alarm.findings if f.place is not None)]
+    if not all(0 < len(name) <= MAX_NAME for name in names):
+        raise ContractError(f"a name is empty or longer than {MAX_NAME} characters")
+    try:
+        age = now - moment(alarm.time)
+    except ValueError as e:
+        raise ContractError(f"time: {e}") from None
+    if age > settings.max_alarm_age:
+        raise ContractError(f"alarm is {age} old, at most {settings.max_alarm_age} are acted on")
+    if age < -MAX_CLOCK_AHEAD:
+        raise ContractError("alarm comes from the future")
+
+
+def _take(needs: Needs, alarm: Alarm, group: findings.Group, named: int, now: datetime) -> tuple[str, bool]:
+    """Open an incident or append to the one that stands; (incident id, opened)."""
+    key = delivery_key(alarm)
+    earlier = needs.incidents.delivery(key, group.node)
+    if earlier is not None:
+        current = needs.incidents.get(earlier.incident_id)
+        if not current.state.terminal or alarm.job.attempt <= earlier.attempt:
+            return _append(needs, current, alarm, now), False
+    text = encode(alarm)
+    incident = _new(alarm, key, group, earlier, named, evidence_hash(text), now)
+    if not needs.incidents.open(incident, text, earlier):
+        again = needs.incidents.delivery(key, group.node)  # somebody was faster: append to theirs
+        assert again is not None
+        return _append(needs, needs.incidents.get(again.incident_id), alarm, now), False
+    needs.incidents.remember(
+        HistoryEntry(f"job#{alarm.job.uid}", incident.id, group.node or "", incident.opened_at)
+    )
+    needs.bus.state_changed(
+        {"incident_id": incident.id, "state": State.OPENING.value, "previous": None, "cluster": alarm.cluster,
+         "job": alarm.job.name, "node": group.node, "instance_id": None, "decision_row": None,
+         "story": f"{alarm.check.value} alarm at step {alarm.step}"}
+    )  # fmt: skip
+    needs.workflow.start(incident.id, execution_name(incident))
+    return incident.id, True
+
+
+def _append(needs: Needs, current: Incident, alarm: Alarm, now: datetime) -> str:
+    """Keep a duplicate or a restart as evidence; start again what never started."""
+    needs.incidents.append_evidence(current.id, delivery_key(alarm), alarm.job.attempt, encode(alarm), now)
+    if current.state is State.OPENING:
+        needs.workflow.start(current.id, execution_name(current))
+    return current.id
+
+
+def _new(
+    alarm: Alarm,
+    key: str,
+    group: findings.Group,
+    earlier: Delivery | None,
+    named: int,
+    evidence: str,
+    now: datetime,
+) -> Incident:
+    sequence = 1 if earlier is None else earlier.sequence + 1
+    return Incident(
+        id=incident_id(key, group.node, sequence),
+        sequence=sequence,
+        delivery_key=key,
+        evidence_hash=evidence,
+        cluster=alarm.cluster,
+        job=alarm.job,
+        check=alarm.check,
+        step=alarm.step,
+        node=group.node,
+        ranks=group.ranks,
+        opened_at=stamp(now),
+        nodes_named=named,
+    )

@@ -1,0 +1,132 @@
+"""Ranks -> node -> instance -> GPU, from the verified registration and a re-read launch time; then the gate.
+
+In: an OPENING incident with claims. Out: proven targets and `contain`, "joined" when another open incident
+holds the instance, or a human when anything is not provable. Touches nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from training_agent.contract import Alarm, Mode, NodeRegistration, Place, decode, instance_id_of
+
+from ..domain import findings
+from ..domain.decision_table import Contain, evaluate
+from ..domain.errors import NeedsHumanError, UnavailableError
+from ..domain.incident import Incident, State, Target
+from ..domain.policy import Control
+from ..domain.times import moment
+from ..ports import Bus, Clock, Cluster, ClusterNode, Incidents, Registered, Registrations
+from ..settings import LocateSettings
+from .outcome import StepResult, alarm_of, facts_of, findings_of, record
+
+REGISTRATION_GRACE = timedelta(minutes=2)  # an alarm can overtake the registration in the queues
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    settings: LocateSettings
+    incidents: Incidents
+    registrations: Registrations
+    cluster: Cluster
+    bus: Bus
+    clock: Clock
+
+
+def run(needs: Needs, incident_id: str) -> StepResult:
+    incident = needs.incidents.get(incident_id)
+    if incident.state is State.JOINED:
+        return StepResult("joined", "the evidence was appended to the open incident of this instance")
+    if incident.state is not State.OPENING:
+        return StepResult("located", "located before")
+    alarm = alarm_of(needs.incidents, incident)
+    targets = _prove(needs, incident, alarm)
+    located = replace(incident, targets=targets)
+    holder = needs.incidents.take_gate(gate_of(located), incident.id)
+    if holder != incident.id:
+        needs.incidents.append_evidence(
+            holder,
+            incident.delivery_key,
+            alarm.job.attempt,
+            needs.incidents.alarm(incident.id),
+            needs.clock.now(),
+        )
+        story = f"joined: incident {holder} is open for it and now has this evidence"
+        record(needs, incident, located.to(State.JOINED), story)
+        return StepResult("joined", story)
+    where = ", ".join(f"{t.node} (GPU {', '.join(t.gpu_uuids) or 'unknown'})" for t in targets) or "the job"
+    story = f"ranks {', '.join(map(str, incident.ranks)) or 'none'} are on {where}"
+    record(needs, incident, located.to(State.LOCATED), story)
+    return StepResult("located", story)
+
+
+def gate_of(incident: Incident) -> str:
+    """One open incident per instance, per job when nobody is named."""
+    return f"instance#{incident.instance_id}" if incident.instance_id else f"job#{incident.job.uid}"
+
+
+def _prove(needs: Needs, incident: Incident, alarm: Alarm) -> tuple[Target, ...]:
+    own = findings_of(alarm, incident)
+    facts = facts_of(needs.incidents, incident, alarm, Mode.OBSERVE, Control(None, kill_switch=False))
+    if incident.node is None and evaluate(own, facts).contain not in (Contain.CORDON, Contain.ISOLATE):
+        return ()  # nothing on any node will be touched, so no node has to be proven
+    by_node: dict[str, list[Place]] = {}
+    for place in findings.places(own):
+        by_node.setdefault(place.node, []).append(place)
+    if not by_node:
+        raise NeedsHumanError("the alarm accuses somebody and says not where: nothing was touched")
+    members = {n.instance_id: n for n in needs.cluster.nodes()}
+    return tuple(
+        _prove_node(needs, incident, alarm, node, by_node[node], members) for node in sorted(by_node)
+    )
+
+
+def _prove_node(
+    needs: Needs,
+    incident: Incident,
+    alarm: Alarm,
+    node: str,
+    claims: Sequence[Place],
+    members: dict[str, ClusterNode],
+) -> Target:
+    registered = _registered(needs, incident, node)
+    instance_id = instance_id_of(node)
+    if instance_id is None:
+        raise NeedsHumanError(f"{node} carries no HyperPod instance id")
+    member = members.get(instance_id)
+    if member is None:
+        raise NeedsHumanError(f"instance {instance_id} is not in the cluster any more")
+    if registered.launch_time is None or moment(registered.launch_time) != moment(member.launch_time):
+        raise NeedsHumanError(f"instance {instance_id} was launched again since the job registered")
+    if moment(alarm.time) < moment(member.launch_time):
+        raise NeedsHumanError(f"the alarm is older than instance {instance_id}")
+    seats = {p.rank: p for p in decode(NodeRegistration, registered.text).places}
+    gpus = []
+    for claim in claims:
+        seat = seats.get(claim.rank)
+        if seat is None or seat.instance_id != instance_id:
+            raise NeedsHumanError(f"rank {claim.rank} did not register on {node}")
+        if claim.gpu_uuid is not None and claim.gpu_uuid != seat.gpu_uuid:
+            raise NeedsHumanError(f"rank {claim.rank} registered another GPU than the alarm names")
+        gpus.append(seat.gpu_uuid)
+    return Target(
+        node=node,
+        instance_id=instance_id,
+        group=member.group,
+        launch_time=member.launch_time,
+        ranks=tuple(c.rank for c in claims),
+        gpu_uuids=tuple(g for g in gpus if g is not None),
+    )
+
+
+def _registered(needs: Needs, incident: Incident, node: str) -> Registered:
+    found = needs.registrations.get(incident.job.uid, incident.job.attempt, node)
+    if found is None:
+        if needs.clock.now() - moment(incident.opened_at) < REGISTRATION_GRACE:
+            raise UnavailableError(f"{node} has not registered yet for attempt {incident.job.attempt}")
+        raise NeedsHumanError(f"the job never registered on {node} (attempt {incident.job.attempt})")
+    if not found.verified:
+        raise NeedsHumanError(f"the registration of {node} could not be verified: {found.reason}")
+    return found

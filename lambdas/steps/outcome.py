@@ -1,0 +1,116 @@
+"""What every step answers to the state machine, and how an incident's progress is recorded.
+
+In: the incident before and after. Out: the saved row, an audit entry, an "SDC Incident State Changed" event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Protocol
+
+from training_agent.contract import Alarm, Finding, Mode, decode
+
+from ..domain import decision_table, findings
+from ..domain.errors import NeedsHumanError
+from ..domain.incident import Incident, evidence_hash
+from ..domain.policy import Control, effective_mode
+from ..domain.times import moment, stamp
+from ..ports import Bus, Clock, Incidents
+
+DEFAULT_APPROVAL_TIMEOUT_SECONDS = 3600  # only `decide` sets the real one, right before the wait for a human
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`outcome` picks the next state; `story` is one sentence for the reader of the history."""
+
+    outcome: str
+    story: str
+    wait_seconds: int = 0
+    approval_timeout_seconds: int = DEFAULT_APPROVAL_TIMEOUT_SECONDS
+
+    def plain(self, incident_id: str) -> dict[str, object]:
+        return {
+            "incident_id": incident_id,
+            "outcome": self.outcome,
+            "story": self.story,
+            "wait_seconds": self.wait_seconds,
+            "approval_timeout_seconds": self.approval_timeout_seconds,
+        }
+
+
+class Recorder(Protocol):
+    """Part of every step's needs."""
+
+    @property
+    def incidents(self) -> Incidents: ...
+    @property
+    def bus(self) -> Bus: ...
+    @property
+    def clock(self) -> Clock: ...
+
+
+def record(needs: Recorder, before: Incident, after: Incident, story: str) -> Incident:
+    """Save; when the state changed, write the audit entry and tell the bus."""
+    if after == before:
+        return before
+    saved = needs.incidents.save(after)
+    if after.state is not before.state:
+        needs.incidents.audit(saved.id, f"state {saved.state.value}", story, needs.clock.now())
+        needs.bus.state_changed(
+            {
+                "incident_id": saved.id,
+                "state": saved.state.value,
+                "previous": before.state.value,
+                "cluster": saved.cluster,
+                "job": saved.job.name,
+                "node": saved.node,
+                "instance_id": saved.instance_id,
+                "decision_row": saved.decision_row,
+                "story": story,
+            }
+        )
+    return saved
+
+
+def to_human(needs: Recorder, incident_id: str, reason: str) -> StepResult:
+    """Outcome "human", with the reason kept for the notice that `request_approval` sends."""
+    incident = needs.incidents.get(incident_id)
+    if not incident.state.terminal and incident.human_reason != reason:
+        needs.incidents.save(replace(incident, human_reason=reason))
+        needs.incidents.audit(incident_id, "needs a human", reason, needs.clock.now())
+    return StepResult("human", reason)
+
+
+def alarm_of(incidents: Incidents, incident: Incident) -> Alarm:
+    """The stored alarm.
+
+    Raises:
+        NeedsHumanError: the stored text is not the one the incident was opened with.
+    """
+    text = incidents.alarm(incident.id)
+    if evidence_hash(text) != incident.evidence_hash:
+        raise NeedsHumanError("the stored alarm was changed after it came in: nothing is done on its word")
+    return decode(Alarm, text)
+
+
+def findings_of(alarm: Alarm, incident: Incident) -> tuple[Finding, ...]:
+    return findings.of_node(alarm, incident.node)
+
+
+def facts_of(
+    incidents: Incidents, incident: Incident, alarm: Alarm, deployed: Mode, control: Control
+) -> decision_table.Facts:
+    """All that is known by now, for the decision table."""
+    since = stamp(moment(incident.opened_at) - timedelta(minutes=10))
+    named = {e.what for e in incidents.history(f"job#{incident.job.uid}", since)}
+    return decision_table.Facts(
+        nodes=alarm.nodes,
+        nodes_named=max(incident.nodes_named, len(named)),
+        second_read=incident.second_read,
+        repeats=incident.repeats,
+        deep_check=incident.deep_check.result,
+        cordoned_by_us=bool(incident.targets) and all(t.cordoned_by_us for t in incident.targets),
+        mode=effective_mode(deployed, control),
+    )

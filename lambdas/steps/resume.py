@@ -1,0 +1,128 @@
+"""Close: release what is ours and exonerated or replaced, see the job come back, write the terminal state.
+
+In: an incident on its way to an end. Out: "waiting" for the job's next start, or "closed". An end that nobody
+proved (no answer, a human's case) leaves cordon and quarantine as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from training_agent.contract import Mode, NodeRegistration, decode
+
+from ..domain.approval import Answer, ApprovalState
+from ..domain.errors import NeedsHumanError
+from ..domain.incident import Incident, State
+from ..domain.times import stamp
+from ..ports import Approvals, Bus, Clock, Controls, Incidents, Kubernetes, Quarantine, Registrations
+from ..settings import ResumeSettings
+from .confirm import CHECK_LOCK
+from .contain import subjects
+from .effects import permit, uncordon
+from .locate import gate_of
+from .outcome import StepResult, alarm_of, record
+from .replace import REPLACE_LOCK
+
+WAIT_SECONDS = 30
+MAX_POLLS = 60  # half an hour for the job to start again; the incident closes without it
+RELEASING = frozenset({State.RELEASED, State.REJECTED_RELEASED})  # back to work
+FREED = RELEASING | {State.REPLACED}  # nobody has to hold for it any more
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    settings: ResumeSettings
+    incidents: Incidents
+    approvals: Approvals
+    registrations: Registrations
+    controls: Controls
+    quarantine: Quarantine
+    kubernetes: Kubernetes
+    bus: Bus
+    clock: Clock
+
+
+def run(needs: Needs, incident_id: str) -> StepResult:
+    before = needs.incidents.get(incident_id)
+    if before.state.terminal:
+        return StepResult("closed", f"closed before as {before.state.value}")
+    closing = _end_of(needs, before)
+    incident = record(
+        needs, before, replace(before, closing=closing).to(State.CLOSING), f"towards {closing.value}"
+    )
+    story = ""
+    if closing in FREED:
+        try:
+            story = _free(needs, incident, closing)
+        except NeedsHumanError as e:  # halted: nothing is released, and the incident says so
+            return _close(needs, replace(incident, human_reason=str(e)), State.HANDED_TO_HUMAN, str(e))
+        incident, waiting = _look_for_job(needs, incident)
+        if waiting:
+            return StepResult("waiting", f"{story}; the job has not started again yet", WAIT_SECONDS)
+        story = f"{story}; {_comparison(needs, incident)}"
+    return _close(needs, incident, closing, story or incident.human_reason or closing.value)
+
+
+def _end_of(needs: Needs, incident: Incident) -> State:
+    """The end that was decided; an answered question is re-read from its row, never from the callback."""
+    if incident.closing is not None:
+        return incident.closing
+    approval = needs.approvals.get(incident.approval_id) if incident.approval_id else None
+    if approval is None:
+        return State.HANDED_TO_HUMAN
+    if approval.state is ApprovalState.EXPIRED:
+        return State.EXPIRED
+    if approval.decided and approval.answer is Answer.KEEP:
+        return State.REJECTED_KEPT
+    if approval.decided and approval.answer is Answer.RELEASE:
+        return State.REJECTED_RELEASED
+    return State.HANDED_TO_HUMAN
+
+
+def _free(needs: Needs, incident: Incident, closing: State) -> str:
+    """Uncordon what is ours (not what was replaced), then let the agents go."""
+    permit(needs, Mode.CONTAIN, "release")
+    done = []
+    if closing in RELEASING:
+        done = [uncordon(needs, incident, t) for t in incident.targets if t.cordoned_by_us]
+    for subject in subjects(incident):
+        needs.quarantine.release(subject, incident.delivery_key, incident.id, needs.clock.now())
+    return ", ".join(done) or "quarantine released"
+
+
+def _look_for_job(needs: Needs, incident: Incident) -> tuple[Incident, bool]:
+    """(incident with what the job came back on, must we wait?)"""
+    if incident.job_back is not None:
+        return incident, False
+    later = needs.registrations.after(incident.job.uid, incident.job.attempt)
+    if later:
+        step = decode(NodeRegistration, later[-1].text).resumed_from_step
+        found = replace(incident, job_back=True, resumed_from_step=step)
+        return record(needs, incident, found, "the job is back"), False
+    waited = incident.tried("resume")
+    if waited.tries["resume"] >= MAX_POLLS:
+        return record(needs, incident, replace(waited, job_back=False), "the job did not come back"), False
+    return record(needs, incident, waited, "waiting for the job"), True
+
+
+def _comparison(needs: Needs, incident: Incident) -> str:
+    """What the job resumed from against what the agent had chosen before the suspect window."""
+    if not incident.job_back:
+        return "the job did not start again while we waited"
+    point = alarm_of(needs.incidents, incident).resume_from
+    wanted = point.step if point is not None else None
+    if incident.resumed_from_step == wanted:
+        return f"the job resumed from step {wanted}, as chosen" if wanted is not None else "the job is back"
+    return (
+        f"the job resumed from step {incident.resumed_from_step}, the agent had chosen {wanted}: look at it"
+    )
+
+
+def _close(needs: Needs, incident: Incident, end: State, story: str) -> StepResult:
+    """Free gate and locks, then the terminal state: a retry in between frees them again, harmlessly."""
+    done = replace(incident, closed_at=stamp(needs.clock.now())).to(end)
+    needs.controls.unlock(CHECK_LOCK, incident.id)
+    needs.controls.unlock(REPLACE_LOCK, incident.id)
+    needs.incidents.free_gate(gate_of(incident), incident.id)
+    record(needs, incident, done, story)
+    return StepResult("closed", f"{end.value}: {story}")
