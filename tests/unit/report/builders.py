@@ -22,6 +22,7 @@ from training_agent.contract import (
 )
 from training_agent.settings import AgentSettings
 
+ROOT = Path(__file__).parents[3]  # of the repository; child processes import from here
 JOB = Job(name="llama", uid="job-1", attempt=2, namespace="team")
 
 

@@ -16,6 +16,8 @@ import torch
 from training_agent.checkpoint import CheckpointStore
 from training_agent.errors import CheckpointError
 
+from .builders import ROOT
+
 SAVER = """
 import sys, torch
 from pathlib import Path
@@ -52,7 +54,10 @@ def test_a9_killed_while_saving(tmp_path: Path) -> None:
     kills = 5
     for _ in range(kills):
         child = subprocess.Popen(
-            [sys.executable, "-c", SAVER, str(tmp_path), str(first)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", SAVER, str(tmp_path), str(first)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert child.stdout is not None
         child.stdout.readline()
@@ -194,4 +199,4 @@ def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
 
 def test_the_store_is_importable_without_torch() -> None:
     code = "import sys; from training_agent import CheckpointStore; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -13,6 +13,8 @@ import pytest
 
 from training_agent.run import main, most_significant
 
+from .builders import ROOT
+
 WORKER = """
 import sys
 from training_agent import exit_codes
@@ -26,7 +28,7 @@ raise {error}
 def worker(error: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", WORKER.format(error=error)],
-        cwd=Path(__file__).parents[3],
+        cwd=ROOT,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -119,7 +121,7 @@ def test_a_signal_reaches_the_launcher(tmp_path: Path, number: signal.Signals) -
     )
     child = subprocess.Popen(
         [sys.executable, "-m", "training_agent.run", "--", sys.executable, "-c", script],
-        cwd=Path(__file__).parents[3],
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,

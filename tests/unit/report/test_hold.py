@@ -20,7 +20,7 @@ from training_agent.quarantine import add_to_record, entries_of
 from training_agent.settings import Worker
 from training_agent.spool import Spool
 
-from .builders import FakeAws, a_finding, a_place, an_alarm, eventually, instance, settings_of
+from .builders import ROOT, FakeAws, a_finding, a_place, an_alarm, eventually, instance, settings_of
 
 QUICK = timedelta(seconds=0.05)
 
@@ -318,6 +318,7 @@ def held_process(shared: Path, **more: str) -> subprocess.Popen[str]:
     environment = {"NODE_NAME": f"hyperpod-{instance(0)}", "SDC_SHARED_DIR": str(shared), **more}
     return subprocess.Popen(
         [sys.executable, "-c", HOLD],
+        cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -20,7 +20,7 @@ from training_agent.quarantine import entries_of, read_record
 from training_agent.report import StepChecks, choose_publishers, job_reporter
 from training_agent.spool import Spool
 
-from .builders import FakeAws, a_finding, a_place, a_registration, an_alarm, settings_of
+from .builders import ROOT, FakeAws, a_finding, a_place, a_registration, an_alarm, settings_of
 
 PASSED = StepChecks(audited=True, weight_checked=True, last_audit_pass=10, last_weight_check_pass=10)
 BETWEEN = StepChecks(audited=False, weight_checked=False, last_audit_pass=10, last_weight_check_pass=10)
@@ -251,9 +251,7 @@ sys.exit(3)
 
 
 def test_a7_an_alarm_survives_an_exit_right_after_it(tmp_path: Path) -> None:
-    child = subprocess.run(
-        [sys.executable, "-c", LEAVING, str(tmp_path)], cwd=Path(__file__).parents[3], check=False, timeout=60
-    )
+    child = subprocess.run([sys.executable, "-c", LEAVING, str(tmp_path)], cwd=ROOT, check=False, timeout=60)
     assert child.returncode == 3
     assert decode(Alarm, (tmp_path / "delivered").read_bytes()) == an_alarm()
     assert Spool(tmp_path / "spool").unsent() == ()
@@ -313,7 +311,7 @@ def test_a8_an_endpoint_that_never_answers_delays_nothing(tmp_path: Path, black_
     }
     child = subprocess.run(
         [sys.executable, "-c", BLACK_HOLE, str(tmp_path)],
-        cwd=Path(__file__).parents[3],
+        cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
@@ -332,4 +330,4 @@ def test_importing_the_reporter_loads_neither_torch_nor_boto3() -> None:
         "import sys, training_agent.report, training_agent.settings;"
         "sys.exit(bool({'torch', 'boto3', 'botocore'} & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
