@@ -1,12 +1,14 @@
-"""The local cloud: one machine plays AWS and a HyperPod cluster. In: the synthesized template. Out: `LocalCloud`.
+"""The local cloud: one machine plays AWS and a HyperPod cluster. In: the synthesized template. Out:
+`LocalCloud`.
 
     with LocalCloud(template, nodes=3, gpus_per_node=2) as cloud:
         subprocess.run(["torchrun", ...], env={**os.environ, **cloud.environment()})
         mail = cloud.mailbox.wait_for()
 
-Real: the template's state machine, event patterns, tables, queues, functions, routes. Played: Lambda (a process per
-function), HyperPod, Kubernetes, e-mail, time (delays and Wait states shrink by `time_scale`; the functions' own
-clocks and callback timeouts do not). Not played: permissions, alarms on metrics, schedules.
+Real: the template's state machine, event patterns, tables, queues, functions, routes. Played: Lambda (a
+process per function), HyperPod, Kubernetes, e-mail, time (delays and Wait states shrink by `time_scale`;
+the functions' own clocks and callback timeouts do not). Not played: permissions, alarms on metrics,
+schedules.
 """
 
 from __future__ import annotations

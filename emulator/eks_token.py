@@ -1,8 +1,8 @@
 """Checks EKS bearer tokens as aws-iam-authenticator does, with the local cloud's one key pair.
 
-A token is a presigned STS GetCallerIdentity URL, base64url, with the cluster name in a signed header whose value
-is not in the URL: the server puts its own name in and verifies the signature, so a token for another cluster
-does not fit. Source: aws-iam-authenticator's token format; AWS Signature Version 4.
+A token is a presigned STS GetCallerIdentity URL, base64url, with the cluster name in a signed header whose
+value is not in the URL: the server puts its own name in and verifies the signature, so a token for another
+cluster does not fit. Source: aws-iam-authenticator's token format; AWS Signature Version 4.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""What EventBridge does after PutEvents, which moto does in part. In: events on a bus. Out: messages in queues,
-executions, function calls, topics; and a record of every event that was put, matched by a rule or not.
+"""What EventBridge does after PutEvents, which moto does in part. In: events on a bus. Out: messages in
+queues, executions, function calls, topics; and a record of every event that was put, matched by a rule or
+not.
 
-Targets served: SQS, Step Functions, Lambda, SNS, another bus, CloudWatch Logs (dropped). Disabled rules do not
-fire. A delivery that fails goes to the target's dead-letter queue when it has one, and is never the caller's
-error. Differs from AWS: delivery is tried once, before PutEvents returns.
+Targets served: SQS, Step Functions, Lambda, SNS, another bus, CloudWatch Logs (dropped). Disabled rules do
+not fire. A delivery that fails goes to the target's dead-letter queue when it has one, and is never the
+caller's error. Differs from AWS: delivery is tried once, before PutEvents returns.
 """
 
 from __future__ import annotations

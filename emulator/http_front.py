@@ -1,8 +1,9 @@
-"""API Gateway's HTTP API in front of the page's functions. In: HTTP on loopback. Out: payload format 2.0 for the
-function behind the matching route, and its answer as HTTP.
+"""API Gateway's HTTP API in front of the page's functions. In: HTTP on loopback. Out: payload format 2.0
+for the function behind the matching route, and its answer as HTTP.
 
-Only the template's routes exist; everything else is 404, as there. Form bodies arrive base64 encoded, header names
-in lower case, cookies apart. Source: AWS's "Working with Lambda proxy integrations for HTTP APIs".
+Only the template's routes exist; everything else is 404, as there. Form bodies arrive base64 encoded,
+header names in lower case, cookies apart. Source: AWS's "Working with Lambda proxy integrations for HTTP
+APIs".
 """
 
 from __future__ import annotations

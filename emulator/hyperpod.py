@@ -1,9 +1,11 @@
-"""The fake HyperPod cluster: nodes, states, delays. In: what `hyperpod_api` was asked. Out: nodes that change.
+"""The fake HyperPod cluster: nodes, states, delays. In: what `hyperpod_api` was asked. Out: nodes that
+change.
 
-Real delays (a deep check 90 minutes, a replacement 25) go through `Timers`, which scales them. What happens to
-an instance happens to its Kubernetes node object too, as HyperPod does it: labels during a deep check, the old
-node object gone and another name after a replacement. Facts and sources: AWS's API reference (botocore's
-model) and user guide; NodeRecovery is None, so that nothing is replaced before somebody consents.
+Real delays (a deep check 90 minutes, a replacement 25) go through `Timers`, which scales them. What happens
+to an instance happens to its Kubernetes node object too, as HyperPod does it: labels during a deep check,
+the old node object gone and another name after a replacement. Facts and sources: AWS's API reference
+(botocore's model) and user guide; NodeRecovery is None, so that nothing is replaced before somebody
+consents.
 """
 
 from __future__ import annotations
@@ -87,7 +89,8 @@ class Request:
 
 
 class HyperPod:
-    """The cluster. Tests and the demo read `nodes()`, `requests`, `replacements()`; `deep_check` may be set.
+    """The cluster. Tests and the demo read `nodes()`, `requests`, `replacements()`, and set how
+    checks end (`set_deep_check`) or calls fail (`refuse_next`).
 
     Args:
         timers: scales the delays.
@@ -110,7 +113,7 @@ class HyperPod:
         seed: int = 0,
     ) -> None:
         self.name = name
-        self.deep_check = deep_check
+        self._deep_check, self._deep_check_of = deep_check, dict[str, DeepCheck]()
         self.node_recovery = "None"
         self.on_start_deep_checks = ["InstanceStress", "InstanceConnectivity"]
         self.requests: list[Request] = []
@@ -142,6 +145,13 @@ class HyperPod:
         with self.lock:
             return list(self._replaced)
 
+    def set_deep_check(self, verdict: str, instance_id: str | None = None) -> None:
+        """How deep checks end from now on: of one instance, or of all that have no verdict of their own."""
+        if instance_id is None:
+            self._deep_check = DeepCheck(verdict)
+        else:
+            self._deep_check_of[instance_id] = DeepCheck(verdict)
+
     def refuse_next(self, operation: str, code: str) -> None:
         """Answer the next call of `operation` with this error code (ThrottlingException, ...)."""
         with self.lock:
@@ -171,22 +181,22 @@ class HyperPod:
                 self.instances[i].status = Status.DEEP_CHECK
         for i in checked:
             self._label(i, {DEEP_CHECK_LABEL: "InProgress", HEALTH_LABEL: "Unschedulable"})
-        if self.deep_check is not DeepCheck.STUCK:
+        if not any(self._verdict(i) is DeepCheck.STUCK for i in checked):
             self._timers.after(DEEP_CHECK_SECONDS, lambda: self._end_deep_check(checked, operation))
 
     def _end_deep_check(self, instance_ids: list[str], operation: Operation) -> None:
-        passed = self.deep_check is DeepCheck.PASS
-        labels = {
-            DEEP_CHECK_LABEL: "Passed" if passed else "Failed",
-            HEALTH_LABEL: "Schedulable" if passed else "UnschedulablePendingReplacement",
-        }
         for i in instance_ids:
-            self._label(i, labels)
+            passed = self._verdict(i) is DeepCheck.PASS
+            health = "Schedulable" if passed else "UnschedulablePendingReplacement"
+            self._label(i, {DEEP_CHECK_LABEL: "Passed" if passed else "Failed", HEALTH_LABEL: health})
         with self.lock:
             operation.status = "Done"
             for i in instance_ids:
                 if i in self.instances and self.instances[i].status is Status.DEEP_CHECK:
                     self.instances[i].status = Status.RUNNING  # NodeRecovery None: nobody replaces it
+
+    def _verdict(self, instance_id: str) -> DeepCheck:
+        return self._deep_check_of.get(instance_id, self._deep_check)
 
     def _swap(self, instance_id: str) -> None:
         with self.lock:

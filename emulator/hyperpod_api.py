@@ -1,8 +1,10 @@
-"""HyperPod's cluster API behind moto's SageMaker endpoint. In: signed requests. Out: responses of AWS's shape.
+"""HyperPod's cluster API behind moto's SageMaker endpoint. In: signed requests. Out: responses of AWS's
+shape.
 
-moto has a few of these operations, with other shapes; all that the pipeline calls are replaced. Requests and
-responses are validated against botocore's own model, so that neither the handlers nor this fake can drift from
-the API. Like AWS, unknown clusters are ResourceNotFound, and batch calls answer 200 with `Failed[]`.
+moto has a few of these operations, with other shapes; all that the pipeline calls are replaced. Requests
+and responses are validated against botocore's own model, so that neither the handlers nor this fake can
+drift from the API. Like AWS, unknown clusters are ResourceNotFound, and batch calls answer 200 with
+`Failed[]`.
 """
 
 from __future__ import annotations

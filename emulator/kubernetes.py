@@ -149,7 +149,8 @@ class KubernetesState:
         gpus: int = 0,
         owner: tuple[str, str] = ("PyTorchJob", "job"),
     ) -> Object:
-        """Create a pod: Running on `node`, or Pending without a place. `owner` is its controller's kind, name."""
+        """Create a pod: Running on `node`, or Pending without a place. `owner` is its controller's kind,
+        name."""
         pod = pod_object(name, namespace, labels or {}, service_account, gpus, owner)
         with self.lock:
             if (namespace, name) in self._pods:
@@ -179,7 +180,8 @@ class KubernetesState:
                 self._changed("DELETED", "Pod", pod)
 
     def terminate_pod(self, name: str, *, namespace: str = "default") -> Object:
-        """Begin a graceful end, as delete and eviction do: deletionTimestamp now, gone after the grace period."""
+        """Begin a graceful end, as delete and eviction do: deletionTimestamp now, gone after the grace
+        period."""
         with self.lock:
             if (namespace, name) not in self._pods:
                 raise NotFoundError((namespace, name))

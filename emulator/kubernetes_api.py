@@ -1,7 +1,9 @@
 """The fake Kubernetes API server: HTTPS on loopback, own CA, bearer tokens. In: requests of the Lambdas, of
-kubectl, of the kubernetes client. Out: `KubernetesState` read and changed, answers as the real server gives them.
+kubectl, of the kubernetes client. Out: `KubernetesState` read and changed, answers as the real server gives
+them.
 
-Served: discovery, nodes (get, list, patch, put), pods (get, list, delete, eviction). Not served: watch, create.
+Served: discovery, nodes (get, list, patch, put), pods (get, list, delete, eviction). Not served: watch,
+create.
 """
 
 from __future__ import annotations
@@ -226,15 +228,20 @@ def _changed(node: Object, request: ApiRequest) -> Object:
             changed = patch(node, request.body)
         except PatchError as e:
             raise StatusError(422, "Invalid", f"the patch does not apply: {e}") from e
-    version = (wanted.get("metadata") or {}).get("resourceVersion")
-    if version not in (None, node["metadata"]["resourceVersion"]):
+    meta = node["metadata"]
+    if (wanted.get("metadata") or {}).get("resourceVersion") not in (None, meta["resourceVersion"]):
+        text = f'Operation cannot be fulfilled on nodes "{meta["name"]}": the object has been modified; '
         raise StatusError(
-            409,
-            "Conflict",
-            f'Operation cannot be fulfilled on nodes "{node["metadata"]["name"]}": the object has been modified; '
-            "please apply your changes to the latest version and try again",
+            409, "Conflict", text + "please apply your changes to the latest version and try again"
         )
     return dict(changed)
+
+
+def _parsed(raw: bytes) -> Any:
+    try:
+        return json.loads(raw) if raw else None
+    except ValueError:
+        raise StatusError(400, "BadRequest", "the body is not JSON") from None
 
 
 def _check_node(old: Object, new: Object) -> None:
@@ -261,21 +268,15 @@ class _Handler(BaseHTTPRequestHandler):
     def handle_any(self) -> None:
         """Authenticate, log, answer."""
         owner = self.server.owner
-        url = urllib.parse.urlsplit(self.path)
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        user = ""
         try:
             try:
                 user = owner.user_of(self.headers.get("Authorization", ""))
-                body = json.loads(raw) if raw else None
-            except ValueError:
-                raise StatusError(400, "BadRequest", "the body is not JSON") from None
-            finally:
-                query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
-                content_type = self.headers.get("Content-Type") or ""
-                parsed = None if not raw or not user else body
-                request = ApiRequest(self.command, url.path, query, content_type, parsed, user)
-                owner.requests.append(request)
+            except StatusError:
+                owner.requests.append(self._request("", None))
+                raise
+            request = self._request(user, _parsed(raw))
+            owner.requests.append(request)
             code, answer = owner.answer(request)
         except StatusError as e:
             code = e.code
@@ -289,6 +290,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(out)
 
     do_GET = do_PATCH = do_PUT = do_POST = do_DELETE = handle_any  # noqa: N815
+
+    def _request(self, user: str, body: Any) -> ApiRequest:
+        url = urllib.parse.urlsplit(self.path)
+        query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
+        content_type = self.headers.get("Content-Type") or ""
+        return ApiRequest(self.command, url.path, query, content_type, body, user)
 
 
 class _HttpsServer(ThreadingHTTPServer):

@@ -1,6 +1,7 @@
 """The three patch formats of the Kubernetes API and its selectors, on plain JSON. Pure.
 
-Sources: RFC 7386 (merge), RFC 6902 (JSON patch), the API conventions (strategic merge: lists with a merge key).
+Sources: RFC 7386 (merge), RFC 6902 (JSON patch), the API conventions (strategic merge: lists with a merge
+key).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Lambda without Docker: one long-lived process per function, started on first use. In: invocations by the state
-machine, the queues, the HTTP front, boto3. Out: payloads or errors as AWS's Invoke returns them.
+"""Lambda without Docker: one long-lived process per function, started on first use. In: invocations by the
+state machine, the queues, the HTTP front, boto3. Out: payloads or errors as AWS's Invoke returns them.
 
 A process holds exactly the variables that the template gives its function, and what the Lambda service adds
-(region, credentials, function name; here also the endpoint). What it prints goes to <folder>/<logical id>.log.
+(region, credentials, function name; here also the endpoint). What it prints goes to <folder>/<logical
+id>.log.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""One Lambda function in its own process. In: events as JSON on a socket. Out: what the Python runtime answers.
+"""One Lambda function in its own process. In: events as JSON on a socket. Out: what the Python runtime
+answers.
 
-Started by `lambda_runtime` as ``python -m emulator.lambda_worker FD HANDLER``; ends when the socket closes. Errors
-are reported as AWS's runtime does: errorType is the class name, so that Retry and Catch match by it.
+Started by `lambda_runtime` as ``python -m emulator.lambda_worker FD HANDLER``; ends when the socket closes.
+Errors are reported as AWS's runtime does: errorType is the class name, so that Retry and Catch match by it.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class InitError(Exception):
 def load(handler: str) -> Handler:
     """Import the handler that the template names.
 
-    Raises:
-        InitError: as Runtime.ImportModuleError, Runtime.HandlerNotFound, or the exception of the module's body.
+    Raises: InitError: as Runtime.ImportModuleError, Runtime.HandlerNotFound, or the exception of the
+    module's body.
     """
     module_name, _, name = handler.rpartition(".")
     try:

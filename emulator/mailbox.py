@@ -1,5 +1,6 @@
-"""The approvers' mailbox: e-mail subscriptions of the template, confirmed. In: SNS publishes that a subscription's
-filter policy lets through. Out: `Mail` values, in order of arrival, and a way to wait for one.
+"""The approvers' mailbox: e-mail subscriptions of the template, confirmed. In: SNS publishes that a
+subscription's filter policy lets through. Out: `Mail` values, in order of arrival, and a way to wait for
+one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Where moto hands over to the local cloud. In: Lambda invokes, SNS e-mails, eks:DescribeCluster, as moto receives
-them. Out: our functions, our mailbox, our Kubernetes endpoint. Put in once per process, pointed at one cloud.
+"""Where moto hands over to the local cloud. In: Lambda invokes, SNS e-mails, eks:DescribeCluster, as moto
+receives them. Out: our functions, our mailbox, our Kubernetes endpoint. Put in once per process, pointed at
+one cloud.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ Each repair was found by running it (docs of the real service on one side, moto'
 4. Wait and Retry sleep real time; both are multiplied by the time scale (a callback's TimeoutSeconds is not).
 5. The JSONata evaluator was a stub; PyPI's jsonata-python is put in when it is installed.
 
-Beside them: the interpreter's boto3 clients are made once and shared (making them is not thread-safe, and each
-one left a socket behind). Another moto version is refused, because every line here leans on its internals.
+Beside them: the interpreter's boto3 clients are made once and shared (making them is not thread-safe, and
+each one left a socket behind). Another moto version is refused, because every line here leans on its
+internals.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class MotoServer:
         self._server.start()
         _, self.port = self._server.get_host_and_port()
         self.endpoint_url = f"http://{LOOPBACK}:{self.port}"
-        # The state machine's interpreter reads MOTO_PORT when it calls back; nothing has run before this line.
+        # The interpreter of state machines reads MOTO_PORT when it calls back; nothing has run so far.
         self._saved = _set({**hermetic(), "MOTO_PORT": str(self.port)})
         MotoServer._running = True
 

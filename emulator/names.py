@@ -1,4 +1,5 @@
-"""The account that the local cloud plays, and the ARNs in it. Used by every module here; knows nothing else."""
+"""The account that the local cloud plays, and the ARNs in it. Used by every module here; knows nothing
+else."""
 
 from __future__ import annotations
 

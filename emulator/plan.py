@@ -72,9 +72,8 @@ class Plan:
 def read(template: Template, overrides: Overrides) -> Plan:
     """Read a template.
 
-    Args:
-        overrides: function's logical id (or "*") -> variable -> value; replaces values, never adds a variable,
-            so that a variable that the template lacks stays missing.
+    Args: overrides: function's logical id (or "*") -> variable -> value; replaces values, never adds a
+    variable, so that a variable that the template lacks stays missing.
 
     Raises:
         TemplateError: the template or the overrides do not make sense.

@@ -1,8 +1,9 @@
 """SQS to Lambda, as an event source mapping does it; moto calls a failing handler once and loses the message.
 
-In: messages of one queue. Out: batches to one function. What succeeded is deleted. What failed stays invisible
-until the queue's visibility timeout ends (scaled), comes again, and after maxReceiveCount goes to the dead
-letters (moto moves it). A function that answers with ReportBatchItemFailures fails single messages only.
+In: messages of one queue. Out: batches to one function. What succeeded is deleted. What failed stays
+invisible until the queue's visibility timeout ends (scaled), comes again, and after maxReceiveCount goes to
+the dead letters (moto moves it). A function that answers with ReportBatchItemFailures fails single messages
+only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""One deployed template: its resources in moto, its functions, queues, page and mail. In: the template. Out: `Stack`.
+"""One deployed template: its resources in moto, its functions, queues, page and mail. In: the template.
+Out: `Stack`.
 
-A cloud has one stack; tests add others to the same account, under a prefix, to take a part out and see it break.
+A cloud has one stack; tests add others to the same account, under a prefix, to take a part out and see it
+break.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class Template:
             raise TemplateError("the template has no resources: run `make synth` and load cdk.out's template")
         if unknown:
             raise TemplateError(
-                f"the template has resources of types that the local cloud does not know: {', '.join(unknown)}. "
+                f"the local cloud does not know these types of the template: {', '.join(unknown)}. "
                 "Create them in emulator/stack.py, or name them in LEFT_OUT of emulator/template.py"
             )
 

@@ -1,4 +1,5 @@
-"""One local cloud for all workflow tests, made from the synthesized template; scenarios take nodes of their own."""
+"""One local cloud for all workflow tests, made from the synthesized template; scenarios take nodes of their
+own."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ CONTEXT = {
     "replacements_per_hour": 25,
     "replacement_budget_percent": 100,
 }
-NODES = 72  # a scenario takes three and gives none back
+NODES = 96  # a scenario takes three or four and gives none back
 TIME_SCALE = 1 / 2000  # a replacement takes 0.75 s, a deep check 2.7 s, a Wait of 60 s 0.03 s
 
 
@@ -37,7 +38,9 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def cloud(template: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCloud]:
     """The running local cloud."""
     work_dir = tmp_path_factory.mktemp("cloud")
-    with LocalCloud(template, nodes=NODES, gpus_per_node=2, time_scale=TIME_SCALE, work_dir=work_dir) as running:
+    with LocalCloud(
+        template, nodes=NODES, gpus_per_node=2, time_scale=TIME_SCALE, work_dir=work_dir
+    ) as running:
         yield running
 
 

@@ -1,7 +1,7 @@
 """The fake Kubernetes behaves as the real API to its two kinds of clients: kubectl and the Python client.
 
-The same assertions run with whichever client there is: without kubectl on PATH they run with the Python client
-twice over nothing being skipped, because a fake that only our own code accepts proves nothing.
+The same assertions run with whichever client there is: without kubectl on PATH they run with the Python
+client twice over nothing being skipped, because a fake that only our own code accepts proves nothing.
 """
 
 from __future__ import annotations
@@ -214,7 +214,9 @@ def test_an_annotation_that_is_no_string_is_refused(api: kubernetes.client.CoreV
 def test_pods_are_found_by_label_and_by_node(
     api: kubernetes.client.CoreV1Api, node: str, state: KubernetesState
 ) -> None:
-    state.create_pod("contract-a", node=node, labels={"training.sdc/job-uid": "u1"}, service_account="trainer")
+    state.create_pod(
+        "contract-a", node=node, labels={"training.sdc/job-uid": "u1"}, service_account="trainer"
+    )
     state.create_pod("contract-b", node=node, labels={"training.sdc/job-uid": "u2"})
     found = api.list_namespaced_pod(
         "default", label_selector="training.sdc/job-uid=u1", field_selector=f"spec.nodeName={node}"
