@@ -21,7 +21,7 @@ from .config import Deployment
 from .logical_ids import fix
 
 APPROVER_ATTRIBUTE = "approver"  # message attribute: one publish for each approver, each gets only its own
-PATH = "/review/{link}"
+PATH = "/review/{secret}"
 GET, HEAD, POST = apigateway.HttpMethod.GET, apigateway.HttpMethod.HEAD, apigateway.HttpMethod.POST
 
 
