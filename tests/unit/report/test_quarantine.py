@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,11 +67,13 @@ def test_an_entry_covers_its_instance_and_its_gpu_wherever_it_is() -> None:
     (entry,) = entries_of(an_alarm(a_finding(1)))
     assert covers(entry, a_place(0))  # same instance
     assert not covers(entry, a_place(2))
-    moved = a_place(5)
-    assert covers(entry, type(moved)(5, 1, moved.node, moved.instance_id, "GPU-1"))
+    assert covers(entry, replace(a_place(5), gpu_uuid="GPU-1"))
 
 
 def test_an_unknown_instance_does_not_match_another_unknown_one() -> None:
-    (entry,) = entries_of(an_alarm(a_finding(1)))
-    place = a_place(5)
-    assert not covers(entry, type(place)(5, 1, "desk", None, None))
+    desk = replace(a_place(1), node="desk", instance_id=None)
+    (by_gpu,) = entries_of(an_alarm(a_finding(1, place=desk)))
+    assert covers(by_gpu, desk)
+    assert not covers(by_gpu, replace(desk, gpu_uuid="GPU-other"))
+    (by_instance,) = entries_of(an_alarm(a_finding(1, place=replace(a_place(1), gpu_uuid=None))))
+    assert not covers(by_instance, replace(a_place(5), gpu_uuid=None))

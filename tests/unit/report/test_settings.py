@@ -79,7 +79,9 @@ def test_cuda_visible_devices_picks_from_the_nodes_gpus(chosen: str, expected: t
 
 
 def test_an_abbreviated_uuid_that_fits_two_gpus_is_unknown() -> None:
-    assert gpu_uuids({"NVIDIA_VISIBLE_DEVICES": "GPU-a1,GPU-a2", "CUDA_VISIBLE_DEVICES": "GPU-a"}) == ()
+    assert (
+        gpu_uuids({"NVIDIA_VISIBLE_DEVICES": "GPU-a1,GPU-a2", "CUDA_VISIBLE_DEVICES": "GPU-a2,GPU-a"}) == ()
+    )
 
 
 def test_nvidia_smi_is_asked_when_the_device_plugin_lists_no_uuids(
