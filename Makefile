@@ -17,7 +17,7 @@ $(READY): requirements/dev.txt requirements/torch.txt pyproject.toml requirement
 	@PYTHON=$(PYTHON) TORCH=$(TORCH) bash requirements/bootstrap.sh $(VENV) $(READY)
 
 demo: $(READY)  ## one fault, all the way round; FAULT=list prints the faults, INTERACTIVE=1 lets you approve
-	@$(PY) -m emulator.demo
+	@$(PY) -m examples.demo
 
 test: $(READY)  ## all tests: unit, distributed, workflow, infra
 	@$(PY) -m pytest $(PYTEST_ARGS)

@@ -23,6 +23,7 @@ from examples.config import TrainConfig
 from examples.injection import injector_from_environment, schedule_of
 from examples.llama import Llama, ModelConfig, compute_loss, micro_batch
 from training_agent import CheckpointStore, SdcAlarm, attach
+from training_agent.checkpoint import CheckpointInfo
 from training_agent.report import job_reporter
 from training_agent.settings import AgentSettings
 
@@ -49,7 +50,8 @@ def train(config: TrainConfig, settings: AgentSettings) -> None:
     )
     gpu = settings.place(rank, int(os.environ["LOCAL_RANK"])).gpu_uuid
     injector = injector_from_environment(config, model, optimizer, lambda: guard.phase, gpu)
-    if checkpoint := store.resume():
+    checkpoint = agree_on(store)
+    if checkpoint:
         state, manifest = store.load(checkpoint)
         model.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -79,6 +81,13 @@ def start_process_group() -> None:
     """Join the job; one thread a rank, since thread counts change the bits of sums on a CPU."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
+
+
+def agree_on(store: CheckpointStore) -> CheckpointInfo | None:
+    """The checkpoint to start from, as rank 0 sees it: a rank that looks later may see a newer one."""
+    choice = [store.resume() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(choice)
+    return choice[0]
 
 
 def build(config: TrainConfig) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:

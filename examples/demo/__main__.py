@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
+from typing import NoReturn
 
 from examples.demo.launch import fault_environment, reference_run
 from examples.demo.proof import failures, summarize
@@ -34,7 +36,13 @@ def main() -> int:
     except ConfigurationError as e:
         sys.stderr.write(f"{e}\n")
         return int(ExitCode.CONFIGURATION)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)  # so that every `with` block ends its processes
     return run(settings, Story())
+
+
+def _leave(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def run(settings: DemoSettings, story: Story) -> int:
