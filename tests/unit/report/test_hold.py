@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from training_agent.quarantine import add_to_record, entries_of
 from training_agent.settings import Worker
 from training_agent.spool import Spool
 
-from .builders import ROOT, FakeAws, a_finding, a_place, an_alarm, eventually, instance, settings_of
+from .builders import JOB, ROOT, FakeAws, a_finding, a_place, an_alarm, eventually, instance, settings_of
 
 QUICK = timedelta(seconds=0.05)
 
@@ -110,7 +111,7 @@ def test_a_job_that_moved_off_the_suspect_goes(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_came_back_under_another_instance_still_holds(tmp_path: Path) -> None:
-    finding = a_finding(40, place=a_place(40).__class__(40, 0, "old", instance(99), "GPU-2"))
+    finding = a_finding(40, place=replace(a_place(40), instance_id=instance(99), gpu_uuid="GPU-2"))
     add_to_record(tmp_path, entries_of(an_alarm(finding)))
     results = Start(tmp_path, hold_timeout=timedelta(seconds=0.3)).launch().finish()
     assert all(isinstance(r, RefusedNodeError) for r in results.values())
@@ -241,7 +242,7 @@ def test_a_damaged_record_holds_because_the_suspects_are_unknown(tmp_path: Path)
 
 def test_places_of_another_attempt_are_ignored(tmp_path: Path) -> None:
     Start(tmp_path).launch().finish()
-    start = Start(tmp_path, job=settings_of(None).job.__class__("llama", "job-1", attempt=3)).launch(0, 1)
+    start = Start(tmp_path, job=replace(JOB, attempt=3)).launch(0, 1)
     time.sleep(0.4)
     assert start.results == {}
     start.launch(2, 3)
