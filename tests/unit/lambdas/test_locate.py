@@ -1,0 +1,147 @@
+"""Registration and location: nothing is believed that Kubernetes and HyperPod do not confirm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lambdas.domain.errors import UnavailableError
+from lambdas.domain.incident import Incident, State
+from tests.events import builder
+from training_agent.contract import Place
+
+from .drive import Driver
+
+SUSPECT = builder.INSTANCES[1]
+NODE = f"hyperpod-{SUSPECT}"
+ALARM = builder.alarm(builder.culprit(3))
+
+
+def stored(driver: Driver, node: int = 1) -> tuple[bool, str]:
+    row = driver.world.registrations.get(builder.JOB.uid, 1, f"hyperpod-{builder.INSTANCES[node]}")
+    assert row is not None
+    return row.verified, row.reason
+
+
+def opened(driver: Driver) -> Incident:
+    (incident,) = driver.alarm(ALARM)
+    return incident
+
+
+def untouched(driver: Driver) -> bool:
+    return not driver.world.kubernetes.evicted and not any(
+        n.unschedulable for n in driver.world.kubernetes.nodes.values()
+    )
+
+
+def test_a_true_registration_is_verified(driver: Driver) -> None:
+    driver.register()
+    assert stored(driver) == (True, "")
+
+
+def test_t3_registration_of_a_pod_that_does_not_exist_is_not_verified(driver: Driver) -> None:
+    del driver.world.kubernetes.pods["training", "llama-tiny-1"]
+    driver.register(builder.registration(1))
+    assert stored(driver) == (False, "the pod of rank 2 does not exist")
+
+
+def test_t1_registration_with_a_pod_on_another_node_is_not_verified(driver: Driver) -> None:
+    driver.add_pod("llama-tiny-1", "pod-1", builder.INSTANCES[0])
+    driver.register(builder.registration(1))
+    assert stored(driver) == (False, "the pod of rank 2 runs on another node")
+
+
+def test_t1_registration_with_another_jobs_pod_is_not_verified(driver: Driver) -> None:
+    driver.add_pod("llama-tiny-1", "pod-1", SUSPECT, replace(builder.JOB, uid="job-other"))
+    driver.register(builder.registration(1))
+    assert stored(driver) == (False, "the pod of rank 2 belongs to another job")
+
+
+@pytest.mark.parametrize("node", ["i-XYZ", "hyperpod-i-0123", "somewhere"])
+def test_t15_malformed_instance_ids_are_not_verified(driver: Driver, node: str) -> None:
+    seats = tuple(replace(p, node=node, instance_id=node) for p in builder.places()[2:4])
+    driver.register(builder.registration(0, seats))
+    row = driver.world.registrations.get(builder.JOB.uid, 1, node)
+    assert row is not None and not row.verified
+
+
+def test_t3_a_verified_registration_is_never_replaced(driver: Driver) -> None:
+    driver.register()
+    forged = builder.registration(1, resumed_from_step=99)
+    driver.register(forged)
+    row = driver.world.registrations.get(builder.JOB.uid, 1, NODE)
+    assert row is not None and "99" not in row.text
+
+
+def test_malformed_and_foreign_registrations_are_dropped(driver: Driver) -> None:
+    driver.send("{", to=__import__("lambdas.handlers", fromlist=["register"]).register)
+    driver.register(builder.registration(1, cluster="other"))
+    assert not driver.world.registrations.rows
+
+
+def test_an_alarm_that_overtakes_its_registration_is_tried_again(driver: Driver) -> None:
+    incident = opened(driver)
+    with pytest.raises(UnavailableError):
+        driver.step("locate", incident)
+    driver.register()
+    assert driver.step("locate", incident)["outcome"] == "located"
+
+
+def test_an_unverified_registration_goes_to_a_human(driver: Driver) -> None:
+    driver.add_pod("llama-tiny-1", "other-pod", SUSPECT)
+    driver.register()
+    incident = opened(driver)
+    assert driver.play(incident, "locate") == "closed"
+    assert driver.world.incidents.get(incident.id).state is State.HANDED_TO_HUMAN
+    assert untouched(driver)
+
+
+def test_t1_an_alarm_that_names_a_node_where_the_rank_never_was_goes_to_a_human(driver: Driver) -> None:
+    driver.register()
+    victim = builder.places()[0]
+    forged = replace(builder.culprit(3), place=replace(victim, rank=3))
+    (incident,) = driver.alarm(builder.alarm(forged))
+    assert driver.step("locate", incident)["outcome"] == "human"
+    assert untouched(driver)
+
+
+def test_an_alarm_that_names_another_gpu_than_registered_goes_to_a_human(driver: Driver) -> None:
+    driver.register()
+    place = builder.places()[3]
+    other = Place(**{**{f: getattr(place, f) for f in place.__slots__}, "gpu_uuid": "GPU-other"})
+    (incident,) = driver.alarm(builder.alarm(replace(builder.culprit(3), place=other)))
+    assert driver.step("locate", incident)["outcome"] == "human"
+
+
+def test_a25_an_instance_that_was_launched_again_is_not_the_suspect(driver: Driver) -> None:
+    driver.register()
+    incident = opened(driver)
+    member = driver.world.cluster.members[SUSPECT]
+    driver.world.cluster.members[SUSPECT] = replace(member, launch_time="2026-01-01T00:05:00.000000Z")
+    assert driver.step("locate", incident)["outcome"] == "human"
+
+
+def test_a25_an_alarm_older_than_the_instance_goes_to_a_human(driver: Driver) -> None:
+    member = driver.world.cluster.members[SUSPECT]
+    driver.world.cluster.members[SUSPECT] = replace(member, launch_time="2026-01-01T00:10:10.000000Z")
+    driver.register()
+    assert driver.step("locate", opened(driver))["outcome"] == "human"
+
+
+def test_second_evidence_for_an_instance_joins_the_open_incident(driver: Driver) -> None:
+    driver.register()
+    first = opened(driver)
+    driver.step("locate", first)
+    (second,) = driver.alarm(builder.alarm(builder.weights(2), step=31))
+    assert driver.play(second, "locate") == "joined"
+    assert driver.world.incidents.get(second.id).state is State.JOINED
+    assert any(key[0] == first.id for key in driver.world.incidents.evidence)
+
+
+def test_t20_an_edited_alarm_row_is_not_acted_on(driver: Driver) -> None:
+    driver.register()
+    incident = opened(driver)
+    text = driver.world.incidents.alarms[incident.id]
+    driver.world.incidents.alarms[incident.id] = text.replace(SUSPECT, builder.INSTANCES[0])
+    assert driver.step("locate", incident)["outcome"] == "human"
