@@ -108,5 +108,5 @@ def _replace_once(cluster: str, instance_id: str) -> dict[str, Any]:
 
 
 def _check_id(instance_id: str) -> None:
-    if re.match(INSTANCE_ID_PATTERN, instance_id) is None:
+    if re.fullmatch(INSTANCE_ID_PATTERN, instance_id) is None:
         raise RefusedError(f"{instance_id!r} is no instance id: nothing was called", "MalformedId")

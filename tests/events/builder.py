@@ -1,4 +1,4 @@
-"""Builds the events of a job of 3 nodes with 2 GPUs each; `python -m tests.events.builder` writes the golden files.
+"""Builds the events of a job of 3 nodes x 2 GPUs; `python -m tests.events.builder` writes the golden files.
 
 Tests that need other ids or a fresh time call the functions; the files are what the wire looked like.
 """
@@ -167,11 +167,11 @@ GOLDEN: dict[str, Callable[[], Alarm | NodeRegistration]] = {
         tensors_compared=30,
     ),
     "alarm-n0-data": lambda: alarm(
-        Finding(FindingKind.NONFINITE, reproduced=True, involved=(places()[3],), evidence="same on healthy peers"),
+        Finding(FindingKind.NONFINITE, reproduced=True, involved=(places()[3],), evidence="same on peers"),
         check=Check.NONFINITE, nonfinite_ranks=(3,),
     ),
     "alarm-s1-software": lambda: alarm(
-        Finding(FindingKind.SOFTWARE, involved=places()[2:4], evidence="all GPUs of one node agree with each other")
+        Finding(FindingKind.SOFTWARE, involved=places()[2:4], evidence="all GPUs of one node agree")
     ),
 }  # fmt: skip
 

@@ -385,4 +385,7 @@ class World:
         wiring.needs.cache_clear()
         for name in wiring.FACTORIES:
             if name != "settings":
-                monkeypatch.setitem(wiring.FACTORIES, name, lambda _s, port=getattr(self, name): port)
+                monkeypatch.setitem(wiring.FACTORIES, name, self._factory(name))
+
+    def _factory(self, name: str) -> Any:
+        return lambda _settings: getattr(self, name)

@@ -46,7 +46,7 @@ def test_exactly_one_row_matches_any_finding() -> None:
 
 def test_every_row_is_reached_and_ranked() -> None:
     assert {row_of(f).id for f in EVERY_FINDING} == set(ROWS) == set(STRENGTH)
-    assert list(ROWS) == "S1 N0 W1 W2 C1 C2 V1 V2 V3 V4 N1 R1 X0".split()
+    assert list(ROWS) == ["S1", "N0", "W1", "W2", "C1", "C2", "V1", "V2", "V3", "V4", "N1", "R1", "X0"]
 
 
 def test_every_decision_is_made_for_every_finding_and_fact() -> None:

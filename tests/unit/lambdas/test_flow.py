@@ -72,8 +72,8 @@ def test_each_transition_leaves_an_event_on_the_bus(driver: Driver) -> None:
     replaced(driver, builder.alarm(builder.culprit(3)))
     states = [e["state"] for e in driver.world.bus.events]
     assert states == [
-        "OPENING", "LOCATED", "CONTAINED", "DECIDED", "AWAITING_APPROVAL", "REPLACING", "VERIFYING", "CLOSING",
-        "REPLACED",
+        "OPENING", "LOCATED", "CONTAINED", "DECIDED", "AWAITING_APPROVAL", "REPLACING", "VERIFYING",
+        "CLOSING", "REPLACED",
     ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import pytest
 from lambdas.domain.errors import UnavailableError
 from lambdas.domain.incident import Incident, State
 from tests.events import builder
-from training_agent.contract import Place
+from training_agent.contract import Place, instance_id_of
 
 from .drive import Driver
 
@@ -145,3 +145,8 @@ def test_t20_an_edited_alarm_row_is_not_acted_on(driver: Driver) -> None:
     text = driver.world.incidents.alarms[incident.id]
     driver.world.incidents.alarms[incident.id] = text.replace(SUSPECT, builder.INSTANCES[0])
     assert driver.step("locate", incident)["outcome"] == "human"
+
+
+def test_t15_an_instance_id_ends_where_it_ends() -> None:
+    assert instance_id_of(NODE) == SUSPECT
+    assert instance_id_of(NODE + "\n") is None
