@@ -14,7 +14,8 @@ def instance_id_of(node_name: str) -> str | None:
     HyperPod EKS node names are ``hyperpod-<instance id>``; botocore does not check ids, so this does.
     """
     candidate = node_name.removeprefix(NODE_NAME_PREFIX)
-    return candidate if re.match(INSTANCE_ID_PATTERN, candidate) else None
+    # fullmatch: `$` alone would accept a trailing line break
+    return candidate if re.fullmatch(INSTANCE_ID_PATTERN, candidate) else None
 
 
 @dataclass(frozen=True, slots=True)
