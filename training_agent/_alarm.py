@@ -7,7 +7,7 @@ Next: the guard hands it to the reporter and raises.
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -35,7 +35,7 @@ class Sighting:
     reduced_nonfinite: bool = False
     pairs: tuple[Pair, ...] = ()
     contests: tuple[Contest, ...] = ()
-    divergence: Divergence = Divergence()
+    divergence: Divergence = field(default_factory=Divergence)
     tensors_compared: int = 0
     bytes_compared: int = 0
     loss_audited: bool = False
@@ -52,8 +52,9 @@ class Passes:
 def suspect_window(sighting: Sighting, passes: Passes) -> tuple[int, int]:
     """First and last step at which the fault can have begun to do harm.
 
-    Since the last passed audit for checks 1 and 2, since the last passed weight check for check 3; that single step
-    for the reduced gradient. Without any pass it begins at step 1. It never ends before it begins.
+    Since the last passed audit for checks 1 and 2, since the last passed weight check for check 3; that
+    single step for the reduced gradient. Without any pass it begins at step 1. It never ends before it
+    begins.
     """
     if sighting.reduced_nonfinite and not sighting.nonfinite_ranks and not sighting.pairs:
         return sighting.step, sighting.step
@@ -64,7 +65,8 @@ def suspect_window(sighting: Sighting, passes: Passes) -> tuple[int, int]:
 def weights_findings(divergence: Divergence, rank_map: RankMap) -> tuple[Finding, ...]:
     """One finding per out-voted replica, or one without a name."""
     shown = ", ".join(divergence.tensors[:3]) + (", ..." if len(divergence.tensors) > 3 else "")
-    text = f"{len(divergence.tensors)} of {divergence.tensors_compared} tensors differ between replicas ({shown})"
+    count = f"{len(divergence.tensors)} of {divergence.tensors_compared}"
+    text = f"{count} tensors differ between replicas ({shown})"
     if divergence.ranks:
         return tuple(
             Finding(
@@ -134,9 +136,8 @@ def versions() -> dict[str, str]:
 
 def message(alarm: Alarm) -> str:
     """Say what happened, where, and what to do next."""
-    applied = (
-        "after its update" if alarm.check is Check.WEIGHTS else "before its update, which was not applied"
-    )
+    after_update = alarm.check is Check.WEIGHTS and not alarm.pairs  # otherwise a replay brought it to light
+    applied = "in the weights after it" if after_update else "before its update, which was not applied"
     lines = [f"SDC alarm at step {alarm.step}, {applied}: {_HEADLINE[alarm.check]}."]
     lines += [f"  {_sentence(f)}" for f in alarm.findings]
     first, last = alarm.suspect_window
@@ -176,7 +177,7 @@ def where(place: Place) -> str:
 
 
 def _resume_point(checkpoints: CheckpointStore | None, first_step: int) -> ResumePoint | None:
-    """Move checkpoints of the window aside and find the newest one before it. A full disk must not eat the alarm."""
+    """Move checkpoints of the window aside, find the newest before it; a full disk must not eat the alarm."""
     if checkpoints is None:
         return None
     try:

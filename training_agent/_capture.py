@@ -1,7 +1,7 @@
 """What one rank's forward and backward started from: enough to compute it again, bit for bit, elsewhere.
 
-Comes in: the arguments of `compute_loss` (or of the wrapped module) and torch's state at that moment. Goes out:
-a `Capture`, packed and shipped by `_ring`, re-entered by `checks.replay`.
+Comes in: the arguments of `compute_loss` (or of the wrapped module) and torch's state at that moment. Goes
+out: a `Capture`, packed and shipped by `_ring`, re-entered by `checks.replay`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def take(
 def current_contexts(device: torch.device) -> Contexts:
     """Read the switches."""
     kinds = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
-    cuda = torch.backends.cuda
+    cuda: Any = torch.backends.cuda
     return Contexts(
         tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds),
         torch.is_autocast_cache_enabled(),
@@ -128,7 +128,7 @@ def _enter_contexts(stack: ExitStack, wanted: Contexts, device: torch.device) ->
 
 
 def _set_attention(flags: tuple[bool, bool, bool, bool]) -> None:
-    cuda = torch.backends.cuda
+    cuda: Any = torch.backends.cuda
     cuda.enable_flash_sdp(flags[0])
     cuda.enable_mem_efficient_sdp(flags[1])
     cuda.enable_math_sdp(flags[2])

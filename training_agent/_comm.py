@@ -79,7 +79,7 @@ class Comm:
         return _parcel(body, payload_bytes)
 
     def gather(self, value: Any) -> list[Any]:
-        """Collect one small picklable value per rank. For alarms and start-up only, never the healthy path."""
+        """Collect one small picklable value per rank; for start-up and alarms, not for the healthy path."""
         values: list[Any] = [None] * self.world
         with self.peers("gathering the ranks' answers"):
             dist.all_gather_object(values, value, group=self.group)
@@ -95,7 +95,8 @@ class Comm:
     def meet(self, key: str, timeout: timedelta) -> bool:
         """Wait until all ranks came here, at most `timeout`; False when somebody did not come.
 
-        Goes over the rendezvous store, not over a collective: a rank that hangs must not hold the others back.
+        Goes over the rendezvous store, not over a collective: a rank that hangs must not hold the others
+        back.
         """
         deadline = time.monotonic() + timeout.total_seconds()
         try:
@@ -128,8 +129,8 @@ class Comm:
             yield
         except RuntimeError as e:  # gloo's and NCCL's own errors derive from it
             raise PeerLostError(
-                f"Rank {self.rank}: a peer vanished while {doing} ({e}). Nobody is suspected for that; look at the "
-                "first rank that exited."
+                f"Rank {self.rank}: a peer vanished while {doing} ({e}). Nobody is suspected for that; look "
+                "at the first rank that exited."
             ) from e
 
 

@@ -27,16 +27,15 @@ def table(tensors: Sequence[Tensor], split_words: int) -> Tensor:
     """Digest each tensor into a row."""
     if not tensors:
         return torch.zeros(0, WORDS, dtype=torch.int64)
-    with torch.no_grad():
-        home = tensors[0].device
-        out = torch.zeros(len(tensors), WORDS, dtype=torch.int64, device=home)
-        for device in dict.fromkeys(t.device for t in tensors):
-            rows = [i for i, t in enumerate(tensors) if t.device == device]
-            found = _one_device([bytes_of(tensors[i]) for i in rows], 4 * split_words)
-            if len(rows) == len(tensors):
-                return found
-            out[rows] = found.to(home)
-        return out
+    home = tensors[0].device
+    out = torch.zeros(len(tensors), WORDS, dtype=torch.int64, device=home)
+    for device in dict.fromkeys(t.device for t in tensors):
+        rows = [i for i, t in enumerate(tensors) if t.device == device]
+        found = _one_device([bytes_of(tensors[i]) for i in rows], 4 * split_words)
+        if len(rows) == len(tensors):
+            return found
+        out[rows] = found.to(home)
+    return out
 
 
 def bytes_of(tensor: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """What a forward and backward produced, as a small table that is compared bit for bit.
 
-Comes in: gradients as they enter accumulation, outputs, the loss. Goes out: `Evidence`; two of them agree or not.
-A non-finite tensor has one fixed row instead of its digest: which parameters are non-finite holds under any kernel,
-the bits of a NaN do not.
+Comes in: gradients as they enter accumulation, outputs, the loss. Goes out: `Evidence`; two of them agree or
+not. A non-finite tensor has one fixed row instead of its digest: which parameters are non-finite holds under
+any kernel, the bits of a NaN do not.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Recorder:
         self._loss = self._row(loss.detach())
 
     def output(self, tensor: Tensor) -> None:
-        """Take one output tensor of the wrapped module (bits only: another read of it would cost for nothing)."""
+        """Take one output tensor of the wrapped module (depth BITS only; the loss tells its finiteness)."""
         if self.depth is Depth.BITS:
             self._outputs.append(self._row(tensor.detach()))
 
@@ -95,7 +95,7 @@ class Recorder:
 
 
 def finiteness(norms: Sequence[Tensor | None], loss: Tensor | None) -> Evidence:
-    """Evidence of depth FINITENESS from what check 1 has anyway: norm per gradient (None: none came), loss."""
+    """Evidence of depth FINITENESS from what check 1 has: a norm per gradient (None: none came), the loss."""
     table = torch.full((len(norms) + 1, 3), _ABSENT, dtype=torch.int64)
     for i, known in enumerate([*norms, None if loss is None else norm(loss.detach())]):
         if known is not None:
@@ -118,4 +118,5 @@ def is_finite(tensor: Tensor) -> Tensor:
 def norm(tensor: Tensor) -> Tensor:
     """2-norm as a scalar on the device, in float32 at least, from one read."""
     wide = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None
-    return torch.linalg.vector_norm(tensor, dtype=wide)
+    result: Tensor = torch.linalg.vector_norm(tensor, dtype=wide)
+    return result

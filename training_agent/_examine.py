@@ -1,7 +1,7 @@
 """Judges one step: replay around the ring, and on a mismatch weights first, then arbitration, then names.
 
-Comes in: this rank's capture and evidence. Goes out: `AuditPass`, a `Sighting`, or the reason why nothing could be
-compared; the same kind on every rank. Next: `guard` records it or raises.
+Comes in: this rank's capture and evidence. Goes out: `AuditPass`, a `Sighting`, or the reason why nothing
+could be compared; the same kind on every rank. Next: `guard` records it or raises.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 from ._alarm import Sighting, weights_findings
 from ._capture import Capture, Unit
 from ._comm import Comm
-from ._evidence import Depth, Evidence
+from ._evidence import Evidence
 from ._ring import ReplayFailedError, Ring, RingResult, contests
 from .attribution import Contested, attribute, contested_targets
 from .checks.weights import Divergence, find_divergent_ranks
@@ -92,8 +92,8 @@ class Examiner:
     def reduced(self, step: int) -> Sighting:
         """Judge a step whose reduced gradient is not finite while every local one is: nobody is named."""
         text = (
-            "the reduced gradient is NaN, Inf or too large for a float32 norm while every rank's own is finite: "
-            "it went wrong inside the all-reduce, or their sum is too large"
+            "the reduced gradient is NaN, Inf or too large for a float32 norm while every rank's own is "
+            "finite: it went wrong inside the all-reduce, or their sum is too large"
         )
         return Sighting(
             Check.NONFINITE, step, (Finding(FindingKind.REDUCED, evidence=text),), reduced_nonfinite=True

@@ -1,6 +1,8 @@
-"""What a run's checks have done so far: last passes, counts, sizes; and the digests that a checkpoint carries.
+"""What a run's checks have done so far: last passes, counts, sizes; and the digests that a checkpoint
+carries.
 
-Comes in: results of the checks. Goes out: `Passes` for suspect windows, and the manifest of a checkpoint (JSON).
+Comes in: results of the checks. Goes out: `Passes` for suspect windows, and the manifest of a checkpoint
+(JSON).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ._alarm import Passes
+from ._comm import Comm
 from ._examine import AuditPass
 from .digest import DIGEST_VERSION, digest
 from .errors import ConfigurationError
@@ -24,7 +27,7 @@ MANIFEST_VERSION = 1
 class Ledger:
     """Counts of this run; equal on all ranks."""
 
-    passes: Passes = Passes()
+    passes: Passes = field(default_factory=Passes)
     audits_passed: int = 0
     audits_skipped: int = 0  # due, but not comparable; never counted as passed
     weight_checks_passed: int = 0
@@ -53,7 +56,7 @@ class Ledger:
         self.weight_checks_passed += 1
 
     def manifest(self, step: int, world_size: int, module: nn.Module) -> dict[str, Any]:
-        """What goes into the checkpoint of `step`: "passed" means passed at that step, not that the state is clean."""
+        """What the checkpoint of `step` carries; "passed" is a record of that step, no proof of its state."""
         return {
             "manifest_version": MANIFEST_VERSION,
             "digest_version": DIGEST_VERSION,
@@ -95,13 +98,32 @@ class LoadedManifest:
         """
         if manifest.get("digest_version") != DIGEST_VERSION or not isinstance(manifest.get("step"), int):
             raise ConfigurationError(
-                f"after_load() got no manifest with digest version {DIGEST_VERSION}. Pass the dictionary that "
-                "guard.manifest() gave for this checkpoint, or none and attach(step=...) for one without."
+                f"after_load() got no manifest with digest version {DIGEST_VERSION}. Pass the dictionary "
+                "that guard.manifest() gave for this checkpoint; for one without, use attach(step=...)."
             )
         passes = Passes(manifest.get("last_audit_pass"), manifest.get("last_weight_check_pass"))
         return cls(manifest["step"], passes, dict(manifest.get("digests", {})))
 
-    def damaged(self, module: nn.Module) -> list[str]:
-        """Names of tensors whose loaded bits are not those that were saved."""
+    def compare(self, module: nn.Module, comm: Comm) -> str | None:
+        """Compare what was loaded with what was saved, on all ranks; a collective.
+
+        Returns:
+            None when all is equal; a sentence, the same on every rank, when some bits differ.
+
+        Raises:
+            ConfigurationError: ranks loaded different steps.
+        """
         loaded = state_digests(module)
-        return [name for name, row in self.digests.items() if loaded.get(name) != row]
+        damaged = [name for name, row in self.digests.items() if loaded.get(name) != row]
+        answers = comm.gather((self.step, damaged[:3], len(damaged)))
+        if any(step != self.step for step, _, _ in answers):
+            raise ConfigurationError(f"Ranks loaded different steps: {[step for step, _, _ in answers]}.")
+        ranks = [r for r, (_, _, count) in enumerate(answers) if count]
+        if not ranks:
+            return None
+        _, names, count = answers[ranks[0]]
+        who = "every rank" if len(ranks) == comm.world else f"ranks {ranks[:16]}"
+        return (
+            f"The checkpoint of step {self.step} is damaged: {', '.join(names)} ({count} tensors) differ "
+            f"from its manifest on {who}. Load an older one."
+        )

@@ -53,7 +53,7 @@ def pack(value: Any, device: torch.device) -> Parcel:
 
 
 def unpack(parcel: Parcel, device: torch.device) -> Any:
-    """Rebuild the value; tensors that were on an accelerator come up on `device`, fresh and with own storage."""
+    """Rebuild the value; tensors from an accelerator come up on `device`, each with storage of its own."""
     # The sender is a rank of this very job, in the same process group; it could run any code anyway.
     skeleton, layouts = pickle.loads(parcel.header)  # noqa: S301
     tensors = [_rebuild(layout, parcel.payload, device) for layout in layouts]
@@ -112,7 +112,8 @@ class _Unpickler(pickle.Unpickler):
         self._tensors = tensors
 
     def persistent_load(self, pid: Any) -> Tensor:
-        return self._tensors[pid]
+        tensor: Tensor = self._tensors[pid]
+        return tensor
 
 
 def _rebuild(layout: _Layout, payload: Tensor, device: torch.device) -> Tensor:

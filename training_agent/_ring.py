@@ -1,7 +1,8 @@
-"""The ring replay of one step: every rank recomputes a peer's micro-batch, and contested ones go to everybody.
+"""The ring replay of one step: every rank recomputes a peer's micro-batch, and contested ones go to
+everybody.
 
-Comes in: this rank's `Capture` and `Evidence`, the partners. Goes out: `RingResult`, then `Answers`, both equal on
-all ranks. Next: `attribution` names, `_alarm` writes it down.
+Comes in: this rank's `Capture` and `Evidence`, the partners. Goes out: `RingResult`, then `Answers`, both
+equal on all ranks. Next: `attribution` names, `_alarm` writes it down.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Ring:
         return RingResult(tuple(pairs), capture, original, target, replayed)
 
     def arbitrate(self, contested: Sequence[int], result: RingResult) -> list[Answer]:
-        """Give each contested micro-batch to all ranks, target and replayer included; every rank's answers."""
+        """Give each contested micro-batch to all ranks, target and replayer included, and collect answers."""
         again: list[str | None] = []
         for target in contested:
             own = pack(result.capture, self._comm.device) if target == self._comm.rank else None
@@ -125,7 +126,7 @@ class Ring:
 
 
 def contests(contested: Sequence[int], pairs: Sequence[Pair], answers: Sequence[Answer]) -> list[Contested]:
-    """Lay the answers out per contested micro-batch: first answers vote, second ones of target and replayer do not."""
+    """Lay the answers out per micro-batch: first ones vote, second ones of target and replayer do not."""
     laid_out = []
     for i, target in enumerate(contested):
         replayer = next(p.replayer for p in pairs if p.target == target)

@@ -1,7 +1,7 @@
 """What happens once: refusals before the first update, the self-test, the map of ranks, the discarded pass.
 
-Comes in: the user's model, optimizer and settings. Goes out: nothing on success, or `ConfigurationError` on every
-rank alike. Next: `guard` watches steps.
+Comes in: the user's model, optimizer and settings. Goes out: nothing on success, or `ConfigurationError` on
+every rank alike. Next: `guard` watches steps.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -44,13 +45,13 @@ def group_of(ddp: nn.Module) -> dist.ProcessGroup:
     world = dist.get_world_size(group)
     if world < 2:
         raise ConfigurationError(
-            f"The job has {world} rank. Checks compare replicas with each other: start two ranks or more (three "
-            "nodes to name a faulty one on independent evidence)."
+            f"The job has {world} rank. Checks compare replicas with each other: start two ranks or more "
+            "(three nodes to name a faulty one on independent evidence)."
         )
     if world != dist.get_world_size():
         raise ConfigurationError(
-            f"The replicas are {world} of {dist.get_world_size()} ranks. Only data parallelism over all ranks is "
-            "supported so far: pass a model whose process group is the default one."
+            f"The replicas are {world} of {dist.get_world_size()} ranks. Only data parallelism over all "
+            "ranks is supported so far: pass a model whose process group is the default one."
         )
     return group
 
@@ -115,9 +116,9 @@ def self_test(comm: Comm, device: torch.device) -> None:
     (good,) = comm.total([int(same and seen)])
     if good != comm.world:
         raise ConfigurationError(
-            f"Self-test of the digest comparison failed on {comm.world - good} of {comm.world} ranks: one flipped bit "
-            "in a copy was not seen, or equal digests compared unequal. Check that all ranks run the same torch and "
-            "communication library."
+            f"Self-test of the digest comparison failed on {comm.world - good} of {comm.world} ranks: one "
+            "flipped bit in a copy was not seen, or equal digests compared unequal. Check that all ranks run "
+            "the same torch and communication library."
         )
 
 
@@ -156,11 +157,11 @@ def warm_up(
     *,
     strict: bool,
 ) -> None:
-    """Run one forward and backward through DDP and discard it: RNG, buffers and gradients are put back.
+    """Run a forward and backward through DDP and discard it: RNG, buffers and gradients are put back.
 
-    DDP lays its buckets out anew after the first backward, so a resumed run would sum its first step in another
-    order than the run it continues. With `strict`, an operator without a deterministic kernel shows here, before
-    the first update.
+    DDP lays its buckets out anew after the first backward, so a resumed run would sum its first step in
+    another order than the run it continues. With `strict`, an operator without a deterministic kernel shows
+    here, before the first update.
 
     Raises:
         ConfigurationError: an operator has no deterministic kernel.
@@ -168,7 +169,7 @@ def warm_up(
     parameters = list(ddp.parameters())
     gradients = [p.grad for p in parameters]
     buffers = [b.detach().clone() for b in ddp.buffers()]
-    hooks = [p._post_accumulate_grad_hooks for p in parameters]  # type: ignore[attr-defined]
+    hooks = [p._post_accumulate_grad_hooks for p in parameters]
     muted = [dict(h) if h else {} for h in hooks]
     sync = ddp.require_backward_grad_sync
     try:
@@ -177,12 +178,12 @@ def warm_up(
             p.grad = None
             if h:
                 h.clear()  # a user's hook may apply an update
-        with kept_rng(device):
-            if strict:
-                with deterministic():
-                    backward(forward())
-            else:
+        with kept_rng(device), deterministic() if strict else nullcontext():
+            # With static_graph DDP only counts hooks in its first backward and orders buckets by the second.
+            for _ in range(2 if ddp.static_graph else 1):
                 backward(forward())
+                for p in parameters:
+                    p.grad = None
     except RuntimeError as e:
         if "deterministic" in str(e):
             raise ConfigurationError(

@@ -1,7 +1,7 @@
 """Watches one step's forwards and backwards: what they started from, and on an audit step what came out.
 
-Comes in: calls of the hooks that `guard` installs. Goes out: `capture` and the step's `Evidence`, or the reason why
-this step cannot be audited. Next: `_ring` ships and compares them.
+Comes in: calls of the hooks that `guard` installs. Goes out: `capture` and the step's `Evidence`, or the
+reason why this step cannot be audited. Next: `_ring` ships and compares them.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class StepWatch:
                 if seeds[index] is None:
                     seeds[index] = gradient.detach()
 
-            tensor.register_hook(keep)
+            tensor.register_hook(keep)  # type: ignore[no-untyped-call]
 
     def _copy_buffers(self) -> dict[str, Tensor]:
         """Copies of all buffers; an unchanged one keeps the copy of an earlier step."""

@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -17,6 +18,7 @@ from .errors import ConfigurationError
 
 CUBLAS_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 CUBLAS_VALUES = (":4096:8", ":16:8")
+_FILLING: Any = torch.utils.deterministic  # a module whose attributes are properties
 _DEBUG_MODES = ("default", "warn", "error")
 
 
@@ -32,9 +34,9 @@ def require_cublas_workspace(device: torch.device) -> None:
         return
     if device.type == "cuda":
         raise ConfigurationError(
-            f"Deterministic audits need {CUBLAS_VARIABLE}={CUBLAS_VALUES[0]} (or {CUBLAS_VALUES[1]}), it is "
-            f"{os.environ.get(CUBLAS_VARIABLE)!r}. Set it in the job manifest, before the process starts: CUDA "
-            "reads it once. Or turn audits off with Schedule(audit_every=None)."
+            f"Deterministic audits need {CUBLAS_VARIABLE}={CUBLAS_VALUES[0]} (or {CUBLAS_VALUES[1]}), "
+            f"it is {os.environ.get(CUBLAS_VARIABLE)!r}. Set it in the job manifest, before the process "
+            "starts: CUDA reads it once. Or turn audits off with Schedule(audit_every=None)."
         )
 
 
@@ -53,16 +55,16 @@ class DeterministicMode:
         """Switch on, remembering what the user had set."""
         if self._before is not None:
             return
-        fill = torch.utils.deterministic.fill_uninitialized_memory
+        fill = _FILLING.fill_uninitialized_memory
         self._before = (
             _DEBUG_MODES[torch.get_deterministic_debug_mode()],
             fill,
             torch.backends.cudnn.benchmark,
         )
-        # set_deterministic_debug_mode flips the same switch as use_deterministic_algorithms, which also imports
-        # torch._inductor (about a second).
+        # set_deterministic_debug_mode flips the same switch as use_deterministic_algorithms, which also
+        # imports torch._inductor (about a second).
         _set_strictness("error")
-        torch.utils.deterministic.fill_uninitialized_memory = False  # one extra write of every new tensor
+        _FILLING.fill_uninitialized_memory = False  # one extra write of every new tensor
         torch.backends.cudnn.benchmark = False  # autotuning may pick another kernel on another GPU
 
     def leave(self) -> None:
@@ -72,7 +74,7 @@ class DeterministicMode:
         mode, fill, benchmark = self._before
         self._before = None
         _set_strictness(mode)
-        torch.utils.deterministic.fill_uninitialized_memory = fill
+        _FILLING.fill_uninitialized_memory = fill
         torch.backends.cudnn.benchmark = benchmark
 
 

@@ -1,7 +1,7 @@
 """The order of one step, and what users hold.
 
-Comes in: a DDP model, its optimizer, optionally the loss function. Goes out: training as before, or `SdcAlarm` on
-every rank before the update that would have spread a wrong number. The steps, top to bottom:
+Comes in: a DDP model, its optimizer, optionally the loss function. Goes out: training as before, or
+`SdcAlarm` on every rank before the update that would have spread a wrong number. The steps, top to bottom:
 
 1. first forward of a step   decide from the schedule whether it is audited (`_begin_step`)
 2. forward, backward         record start, gradients, norms (`_watch`, `checks.nonfinite`)
@@ -12,7 +12,6 @@ every rank before the update that would have spread a wrong number. The steps, t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
@@ -20,12 +19,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from . import _alarm, _startup, exit_codes
+from . import _startup, exit_codes
 from ._alarm import Sighting
 from ._capture import Capture
 from ._comm import Comm
 from ._evidence import Depth, Evidence
 from ._examine import AuditPass, Examiner
+from ._latch import AlarmLatch
 from ._ledger import Ledger, LoadedManifest
 from ._phase import Phase
 from ._ring import Ring
@@ -33,16 +33,12 @@ from ._watch import StepWatch
 from .checkpoint import CheckpointStore
 from .checks.nonfinite import GradientNorms
 from .checks.replay import LossFunction, output_tensors, recompute
-from .contract import to_plain
 from .determinism import DeterministicMode, deterministic
-from .errors import CheckpointError, ConfigurationError, SdcAlarm
-from .log_line import log_line
+from .errors import CheckpointError, ConfigurationError
 from .placement import RankMap, gather_places, partners
 from .report import Reporter, StepChecks
 from .schedule import Schedule
 from .settings import AgentSettings
-
-FAREWELL = timedelta(seconds=10)  # a launcher kills siblings right after the first exit
 
 
 def attach(
@@ -63,8 +59,8 @@ def attach(
     ddp_model: the model wrapped in DistributedDataParallel.
     optimizer: its optimizer; `step()` will raise `SdcAlarm` when a check fires.
     compute_loss: `compute_loss(model, *args, **kwargs)` returns the loss tensor. The loop then calls
-        `guard.compute_loss` instead, with the same arguments, and the whole loss function is audited. Without it only
-        the model's own forward and its backward are ("loss function not audited").
+        `guard.compute_loss` instead, with the same arguments, and the whole loss function is audited. Without
+        it only the model's own forward and its backward are ("loss function not audited").
     schedule: how often each check runs; None is `Schedule()`.
     step: updates applied so far, equal on all ranks; after a restart `guard.after_load` sets it.
     settings: None reads the environment, see `AgentSettings.from_env`.
@@ -111,12 +107,12 @@ class Guard:
     ) -> None:
         self._ddp, self._optimizer, self._compute_loss = ddp, optimizer, compute_loss
         self._schedule, self._settings = schedule, settings
-        self._reporter, self._checkpoints = reporter, checkpoints
+        self._reporter = reporter
         self._comm, self._rank_map = comm, rank_map
         self._step = step
         self._phase = Phase.TRAINING
         self._started = False
-        self._raised: SdcAlarm | None = None
+        self._latch = AlarmLatch(comm, rank_map, settings, reporter, checkpoints)
         self._ledger = Ledger()
         self._determinism = DeterministicMode()
         self._named = {n: p for n, p in ddp.module.named_parameters() if p.requires_grad}
@@ -171,12 +167,13 @@ class Guard:
             SdcAlarm: an alarm was raised before.
             ConfigurationError: the step was no weight-check step.
         """
-        self._raise_again()
+        self._latch.raise_again()
         if self._ledger.passes.weights != self._step:
             last = self._ledger.passes.weights
             raise ConfigurationError(
-                f"The weights of step {self._step} were not compared (last passed: {last}). Save at steps that are due: "
-                f"multiples of ckpt_every={self._schedule.ckpt_every} or check_every={self._schedule.check_every}."
+                f"The weights of step {self._step} were not compared (last passed: {last}). Save at steps "
+                f"that are due: multiples of ckpt_every={self._schedule.ckpt_every} or "
+                f"check_every={self._schedule.check_every}."
             )
 
     def manifest(self) -> dict[str, Any]:
@@ -184,7 +181,8 @@ class Guard:
         return self._ledger.manifest(self._step, self._comm.world, self._ddp.module)
 
     def after_load(self, manifest: Mapping[str, Any]) -> None:
-        """Take over a checkpoint: global step, file against manifest, replicas against each other; a collective.
+        """Take over a checkpoint: global step, file against manifest, replicas against each other; a
+        collective.
 
         Call it after the state was loaded and before the first forward.
 
@@ -196,19 +194,11 @@ class Guard:
         if self._started:
             raise ConfigurationError("guard.after_load() must come before the first forward.")
         loaded = LoadedManifest.parse(manifest)
-        damaged = loaded.damaged(self._ddp.module)
-        answers = self._comm.gather((loaded.step, damaged))
-        if any(step != loaded.step for step, _ in answers):
-            raise ConfigurationError(f"Ranks loaded different steps: {[step for step, _ in answers]}.")
-        if all(names for _, names in answers):
-            raise CheckpointError(
-                f"The checkpoint of step {loaded.step} is damaged: {', '.join(damaged[:3])} "
-                f"({len(damaged)} tensors) differ from its manifest on every rank. Load an older one."
-            )
+        damaged = loaded.compare(self._ddp.module, self._comm)
         self._step, self._ledger.passes = loaded.step, loaded.passes
-        self._check_weights()
-        if any(names for _, names in answers):
-            raise CheckpointError(f"Ranks loaded other bits than were saved: {[len(n) for _, n in answers]}.")
+        self._check_weights()  # names a rank that alone holds other bits than were saved
+        if damaged:
+            raise CheckpointError(damaged)
 
     def close(self) -> None:
         """Take all hooks away and stop reporting."""
@@ -223,7 +213,7 @@ class Guard:
     # -- 1. first forward of a step --------------------------------------------------------------------
 
     def _begin_step(self, forward: Callable[[], Any], backward: Callable[[Any], None]) -> None:
-        self._raise_again()
+        self._latch.raise_again()
         if not self._started:
             self._start(forward, backward)
         if self._watch.open and not self._dropped():
@@ -275,7 +265,7 @@ class Guard:
     # -- 3. before the update --------------------------------------------------------------------------
 
     def _before_update(self, _optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._raise_again()
+        self._latch.raise_again()
         if any(callable(a) for a in (*args, *kwargs.values()) if not isinstance(a, Optimizer)):
             raise ConfigurationError("optimizer.step(closure) is not supported yet: call step() without one.")
         obstacle = self._watch.obstacle() if self._watch.open else "no forward was seen"
@@ -299,6 +289,7 @@ class Guard:
     def _examine(self, *, nonfinite: bool, blocked: bool, obstacle: str | None) -> None:
         """Replay the step around the ring; returns when it passed or could not be compared."""
         watch, step = self._watch, self._step + 1
+        outcome: AuditPass | Sighting | str
         with deterministic():
             if blocked or watch.capture is None:
                 outcome = self._examiner.unexamined(step, obstacle, nonfinite=nonfinite)
@@ -344,20 +335,7 @@ class Guard:
         self._determinism.leave()
         self._watch.end()
         self._optimizer.zero_grad(set_to_none=True)
-        alarm = _alarm.build(
-            sighting, self._ledger.passes, self._rank_map, self._settings, self._comm, self._checkpoints
-        )
-        self._raised = SdcAlarm(alarm, _alarm.message(alarm))  # from here on it latches
-        if self._reporter is not None:
-            self._reporter.alarm(alarm)
-        else:
-            log_line("alarm", alarm=to_plain(alarm))
-        self._comm.meet(f"sdc/alarm/{alarm.step}/{alarm.time}", FAREWELL)
-        raise self._raised
-
-    def _raise_again(self) -> None:
-        if self._raised is not None:
-            raise SdcAlarm(self._raised.alarm, str(self._raised))
+        self._latch.trip(sighting, self._ledger.passes)
 
 
 def _backward_from_outputs(output: Any) -> None:

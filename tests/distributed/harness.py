@@ -16,14 +16,13 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 
 from training_agent import Schedule, attach
-from training_agent._phase import Phase
-from training_agent.contract import Alarm, Job, encode
-from training_agent.errors import SdcAlarm
+from training_agent.contract import Job, encode
+from training_agent.errors import CheckpointError, SdcAlarm
 from training_agent.guard import Guard
 from training_agent.settings import AgentSettings
 
 GPUS = 2  # per fake node
-STEPS = 33
+STEPS = 31
 
 
 class Block(nn.Module):
@@ -57,7 +56,7 @@ def compute_loss(model: nn.Module, batch: dict[str, Tensor], *, scale: float = 1
     """Cross entropy under bf16 autocast."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(batch["x"])
-    return F.cross_entropy(logits.float(), batch["y"]) * scale
+    return F.cross_entropy(logits.float(), batch["y"]) * (scale * LOSS_FACTOR)
 
 
 def batch_for(rank: int, step: int) -> dict[str, Tensor]:
@@ -86,47 +85,85 @@ class Run:
 
     alarm: str | None = None  # JSON
     message: str = ""
-    alarm_error: str = ""
-    step: int = 0
+    step: int = 0  # last one applied
     weights: str = ""
     moments: str = ""
-    weights_before: str = ""  # before the step that alarmed
-    rng_intact: bool = True
+    before: list[str] = field(default_factory=list)  # weights, moments, RNG before the last update was tried
+    after: list[str] = field(default_factory=list)  # the same after an alarm
     gradients_dropped: bool = True
     latched: bool = True
     manifest: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
 
 
+LOSS_FACTOR = 1.0  # a fault in the loss function of one rank
+OnStep = Callable[[nn.Module, int, int], None]  # model, rank, step
 Fault = Callable[[nn.Module, Guard | None, int, Callable[[], int]], None]
 
 
-class Job_:
+@dataclass(frozen=True)
+class Plan:
+    """How one scenario departs from the plain loop."""
+
+    fault: Fault | None = None
+    steps: int = STEPS
+    guarded: bool = True
+    with_loss: bool = True
+    data: Callable[[int, int], dict[str, Tensor]] = batch_for
+    before_step: OnStep | None = None
+    after_backward: Callable[[nn.Module, dict[str, Tensor]], None] | None = None
+    after_update: OnStep | None = None
+    forwards: int = 1  # per update
+    schedule: Schedule = field(default_factory=lambda: Schedule(10, 10, None))
+    resume: dict[str, Any] | None = None
+    checkpoint_at: int | None = None
+
+
+class TrainingJob:
     """One model per process, put back to its start for every scenario."""
 
-    def __init__(self, rank: int, **ddp_options: Any) -> None:
+    def __init__(self, rank: int, *, comm_hook: Any = None, **ddp_options: Any) -> None:
         torch.manual_seed(7)
         self.rank = rank
         self.model = Model()
         self.start = {k: v.clone() for k, v in self.model.state_dict().items()}
         self.ddp = DistributedDataParallel(self.model, **ddp_options)
+        if comm_hook is not None:
+            self.ddp.register_comm_hook(None, comm_hook)
 
-    def run(
-        self,
-        fault: Fault | None = None,
-        *,
-        steps: int = STEPS,
-        guarded: bool = True,
-        with_loss: bool = True,
-        data: Callable[[int, int], dict[str, Tensor]] = batch_for,
-        after_backward: Callable[[nn.Module, int], None] | None = None,
-        after_update: Callable[[nn.Module, int], None] | None = None,
-        schedule: Schedule | None = None,
-        clip: float | None = 1.0,
-        resume: dict[str, Any] | None = None,
-        checkpoint_at: int | None = None,
-    ) -> Run:
+    def run(self, plan: Plan) -> Run:
+        """Train as planned from the start, to the last step or to the alarm."""
+        self._reset()
+        optimizer = torch.optim.AdamW(self.ddp.parameters(), lr=1e-2)
+        guard = self._attach(plan, optimizer) if plan.guarded else None
+        first = 1
+        if plan.resume is not None:
+            self.model.load_state_dict(plan.resume["model"])
+            optimizer.load_state_dict(plan.resume["optimizer"])
+            torch.set_rng_state(plan.resume["rng"])
+            first = plan.resume["step"] + 1
+        out = Run()
+        step = [first]
+        if plan.fault is not None:
+            plan.fault(self.model, guard, self.rank, lambda: step[0])
+        try:
+            if guard is None:
+                warm_up_like_the_guard(self.ddp, plan.data(self.rank, first))
+            elif plan.resume is not None:
+                guard.after_load(plan.resume["sdc"])
+            for step[0] in range(first, plan.steps + 1):
+                self._step(plan, guard, optimizer, step[0], out)
+        except (SdcAlarm, CheckpointError) as e:
+            self._note_alarm(e, optimizer, guard, out)
+        if guard is not None:
+            self._note_guard(guard, out)
+            guard.close()
+        out.weights, out.moments = fingerprint(self.model), fingerprint_optimizer(optimizer)
+        return out
+
+    def _reset(self) -> None:
         self.model.load_state_dict(self.start)
+        self.model.train()
         for child in self.model.modules():
             child._forward_hooks.clear()
         for p in self.model.parameters():
@@ -134,82 +171,81 @@ class Job_:
             if p._backward_hooks:
                 p._backward_hooks.clear()
         torch.manual_seed(100 + self.rank)
-        optimizer = torch.optim.AdamW(self.ddp.parameters(), lr=1e-2)
-        out = Run()
-        schedule = schedule or Schedule(audit_every=10, check_every=10, ckpt_every=None)
-        guard = None
-        if guarded:
-            guard = attach(
-                self.ddp,
-                optimizer,
-                compute_loss=compute_loss if with_loss else None,
-                schedule=schedule,
-                settings=settings_for(self.rank),
-                reporter=None,
-            )
-        first = 1
-        if resume is not None:
-            self.model.load_state_dict(resume["model"])
-            optimizer.load_state_dict(resume["optimizer"])
-            torch.set_rng_state(resume["rng"])
-            first = resume["step"] + 1
-            if guard is not None:
-                guard.after_load(resume["sdc"])
-        elif not guarded:
-            warm_up_like_the_guard(self.ddp, data(self.rank, 1))
-        step = [first]
-        if fault is not None:
-            fault(self.model, guard, self.rank, lambda: step[0])
-        try:
-            for step[0] in range(first, steps + 1):
-                loss_of = guard.compute_loss if guard is not None and with_loss else compute_loss
-                optimizer.zero_grad(set_to_none=True)
-                loss = loss_of(self.ddp, data(self.rank, step[0]), scale=1.0)
-                loss.backward()
-                if after_backward is not None:
-                    after_backward(self.model, step[0])
-                if clip is not None:
-                    nn.utils.clip_grad_norm_(self.model.parameters(), clip)
-                before, rng = fingerprint(self.model), torch.get_rng_state()
-                moments = fingerprint_optimizer(optimizer)
-                optimizer.step()
-                if after_update is not None:
-                    after_update(self.model, step[0])
-                out.step = step[0]
-                if step[0] == checkpoint_at and guard is not None:
-                    guard.before_save()
-                    out.notes["checkpoint"] = {
-                        "model": {k: v.clone() for k, v in self.model.state_dict().items()},
-                        "optimizer": _copied(optimizer.state_dict()),
-                        "rng": torch.get_rng_state(),
-                        "step": step[0],
-                        "sdc": guard.manifest(),
-                    }
-        except SdcAlarm as e:
-            out.alarm, out.message = encode(e.alarm), str(e)
-            out.weights_before = before
-            out.rng_intact = torch.equal(rng, torch.get_rng_state())
-            out.notes["moments_intact"] = moments == fingerprint_optimizer(optimizer)
+
+    def _attach(self, plan: Plan, optimizer: torch.optim.Optimizer) -> Guard:
+        loss = compute_loss if plan.with_loss else None
+        settings = settings_for(self.rank)
+        return attach(self.ddp, optimizer, compute_loss=loss, schedule=plan.schedule, settings=settings)
+
+    def _step(
+        self, plan: Plan, guard: Guard | None, optimizer: torch.optim.Optimizer, step: int, out: Run
+    ) -> None:
+        if plan.before_step is not None:
+            plan.before_step(self.model, self.rank, step)
+        loss_of = guard.compute_loss if guard is not None and plan.with_loss else compute_loss
+        optimizer.zero_grad(set_to_none=True)
+        for _ in range(plan.forwards):
+            batch = plan.data(self.rank, step)
+            loss_of(self.ddp, batch, scale=1.0).backward()
+            if plan.after_backward is not None:
+                plan.after_backward(self.model, batch)
+        if guard is not None and not self._sees_reduced(guard):
+            out.notes["missed reduced gradients"] = step
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        out.before = self._state(optimizer)
+        optimizer.step()
+        if plan.after_update is not None:
+            plan.after_update(self.model, self.rank, step)
+        out.step = step
+        if guard is not None and step == plan.checkpoint_at:
+            guard.before_save()
+            out.notes["checkpoint"] = {
+                "model": {k: v.clone() for k, v in self.model.state_dict().items()},
+                "optimizer": _copied(optimizer.state_dict()),
+                "rng": torch.get_rng_state(),
+                "step": step,
+                "sdc": guard.manifest(),
+            }
+
+    def _sees_reduced(self, guard: Guard) -> bool:
+        """Whether check 1 read the reduced gradients and not the local ones, in every kind of DDP."""
+        reduced = torch.stack([torch.linalg.vector_norm(p.grad) for p in self.model.parameters()])
+        seen = guard._norms._reduced
+        return seen is not None and torch.allclose(seen, reduced, equal_nan=True)
+
+    def _state(self, optimizer: torch.optim.Optimizer) -> list[str]:
+        rng = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16]
+        return [fingerprint(self.model), fingerprint_optimizer(optimizer), rng]
+
+    def _note_alarm(
+        self,
+        error: SdcAlarm | CheckpointError,
+        optimizer: torch.optim.Optimizer,
+        guard: Guard | None,
+        out: Run,
+    ) -> None:
+        out.message = str(error)
+        out.after = self._state(optimizer)
+        if isinstance(error, SdcAlarm):
+            out.alarm = encode(error.alarm)
             out.gradients_dropped = all(p.grad is None for p in self.model.parameters())
             out.latched = _raises_again(optimizer, guard)
-        if guard is not None:
-            out.manifest = guard.manifest()
-            out.notes["audits"] = (guard._ledger.audits_passed, guard._ledger.audits_skipped)
-            out.notes["deterministic_left_on"] = torch.are_deterministic_algorithms_enabled()
-            guard.close()
-        out.weights = fingerprint(self.model)
-        out.moments = fingerprint_optimizer(optimizer)
-        return out
+
+    def _note_guard(self, guard: Guard, out: Run) -> None:
+        out.manifest = guard.manifest()
+        out.notes["deterministic left on"] = torch.are_deterministic_algorithms_enabled()
+        out.notes["leaf hooks left"] = sum(len(p._backward_hooks or ()) for p in self.model.parameters())
 
 
 def warm_up_like_the_guard(ddp: DistributedDataParallel, batch: dict[str, Tensor]) -> None:
     """The discarded pass of every start, for runs without a guard."""
     buffers = [b.clone() for b in ddp.buffers()]
     rng = torch.get_rng_state()
-    compute_loss(ddp, batch).backward()
+    for _ in range(2 if ddp.static_graph else 1):
+        compute_loss(ddp, batch).backward()
+        for p in ddp.parameters():
+            p.grad = None
     torch.set_rng_state(rng)
-    for p in ddp.parameters():
-        p.grad = None
     with torch.no_grad():
         for buffer, saved in zip(ddp.buffers(), buffers, strict=True):
             buffer.copy_(saved)
@@ -232,10 +268,6 @@ def fingerprint_optimizer(optimizer: torch.optim.Optimizer) -> str:
     return digest.hexdigest()[:16]
 
 
-def strikes(phases: tuple[Phase, ...], guard: Guard | None) -> bool:
-    return (guard.phase if guard is not None else Phase.TRAINING) in phases
-
-
 def _copied(state: Any) -> Any:
     if isinstance(state, Tensor):
         return state.clone()
@@ -253,9 +285,3 @@ def _raises_again(optimizer: torch.optim.Optimizer, guard: Guard | None) -> bool
             continue
         return False
     return True
-
-
-def alarm_of(text: str) -> Alarm:
-    from training_agent.contract import decode
-
-    return decode(Alarm, text)

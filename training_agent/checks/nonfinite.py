@@ -1,4 +1,5 @@
-"""Check 1: non-finite gradients, each rank's own before they are reduced, and the reduced ones before clipping.
+"""Check 1: non-finite gradients, each rank's own before they are reduced, and the reduced ones before
+clipping.
 
 Comes in: gradients, by post-accumulate hooks (they see the local gradient and leave the comm-hook slot free).
 Goes out: two counters and the norms behind them. Next: a non-finite step is replayed (`checks.replay`).
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 
 from .._evidence import norm
 
-# Callbacks queued in a backward run when it ends, in order. DDP finalises in one of them, and with static_graph
-# in one that an earlier one queues: ours hops twice, so that it comes after both [seen with torch 2.13].
+# Callbacks queued in a backward run when it ends, in order. DDP finalises in one of them, and with
+# static_graph in one that an earlier one queues: ours hops twice, so that it comes after both [seen with
+# torch 2.13].
 _HOPS = 2
 
 
@@ -25,9 +27,8 @@ class GradientNorms:
         """Hook `parameters`; `active` says whether the backward in progress is the step's own."""
         self._parameters = tuple(parameters)
         self._active = active
-        self._handles = [
-            p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self._parameters)
-        ]
+        register = torch.Tensor.register_post_accumulate_grad_hook
+        self._handles = [register(p, self._hook(i)) for i, p in enumerate(self._parameters)]  # type: ignore[no-untyped-call]
         self.reset()
 
     def reset(self) -> None:
@@ -76,7 +77,7 @@ class GradientNorms:
         self.backwards += 1
         gradients = [p.grad.detach() for p in self._parameters if p.grad is not None]
         if gradients:
-            self._reduced = torch.stack([n.float() for n in map(norm, gradients)])
+            self._reduced = torch.stack([n.float() for n in torch._foreach_norm(gradients)])
 
 
 def _at_end_of_backward(action: Callable[[], None], hops: int) -> None:
@@ -87,7 +88,7 @@ def _at_end_of_backward(action: Callable[[], None], hops: int) -> None:
             action()
 
     # Public in effect: DDP's and FSDP's Python sides use it, and there is no other name for it.
-    torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[no-untyped-call]
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def _any_nonfinite(norms: Sequence[Tensor], device: torch.device) -> Tensor:

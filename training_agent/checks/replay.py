@@ -1,11 +1,11 @@
 """Check 2: compute a captured forward and backward again and record what comes out.
 
-Comes in: a `Capture`, of this rank or of a peer. Goes out: its `Evidence`. Parameters, buffers, gradients, RNG and
-switches are those from before, bit for bit. Next: `_ring` compares, `attribution` judges.
+Comes in: a `Capture`, of this rank or of a peer. Goes out: its `Evidence`. Parameters, buffers, gradients,
+RNG and switches are those from before, bit for bit. Next: `_ring` compares, `attribution` judges.
 
-The replay runs on detached aliases of the parameters: they share memory with the parameters and have gradients of
-their own, so neither DDP's hooks nor the user's post-accumulate hooks fire. The user's tensor hooks change
-gradients and are therefore copied.
+The replay runs on detached aliases of the parameters: they share memory with the parameters and have
+gradients of their own, so neither DDP's hooks nor the user's post-accumulate hooks fire. The user's tensor
+hooks change gradients and are therefore copied.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def recompute(
 
 
 def output_tensors(output: Any) -> Iterator[Tensor]:
-    """Tensors inside a module's output, in a fixed order: nested tuples, lists, mappings, dataclass-like objects."""
+    """Tensors inside a module's output, in a fixed order: tuples, lists, mappings, dataclass-like objects."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Mapping):
@@ -128,7 +128,7 @@ def _record(output: Any, recorder: Recorder) -> None:
 def _alias(parameter: nn.Parameter, index: int, recorder: Recorder) -> Tensor:
     alias = parameter.detach().requires_grad_()
     for hook in tensor_hooks(parameter):
-        alias.register_hook(hook)
+        alias.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def enters(gradient: Tensor) -> None:
         recorder.gradient(index, gradient)
@@ -136,8 +136,8 @@ def _alias(parameter: nn.Parameter, index: int, recorder: Recorder) -> Tensor:
     def drop(leaf: Tensor) -> None:
         leaf.grad = None  # digested already; a second copy of all gradients would not fit
 
-    alias.register_hook(enters)
-    alias.register_post_accumulate_grad_hook(drop)
+    alias.register_hook(enters)  # type: ignore[no-untyped-call]
+    alias.register_post_accumulate_grad_hook(drop)  # type: ignore[no-untyped-call]
     return alias
 
 
@@ -152,4 +152,4 @@ def watch_gradients(parameters: list[nn.Parameter], recorder: Recorder) -> list[
     def hook(index: int) -> Callable[[Tensor], None]:
         return lambda gradient: recorder.gradient(index, gradient)
 
-    return [p.register_hook(hook(i)) for i, p in enumerate(parameters)]
+    return [p.register_hook(hook(i)) for i, p in enumerate(parameters)]  # type: ignore[no-untyped-call]

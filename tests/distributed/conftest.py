@@ -1,0 +1,62 @@
+"""Starts real gloo processes, one launch for all scenarios of a layout: starting six ranks takes seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RANKS = 6
+Results = list[dict[str, Any]]  # per rank
+
+
+def launch(module: str, ranks: int, *args: str, timeout: float = 240, **env: str) -> list[tuple[int, str]]:
+    """Run `module` as `ranks` processes; exit code and output of each. All are ended at the timeout."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for rank in range(ranks):
+        own = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_RANK": str(rank % 2),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+        }
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", module, *args],
+                env={**os.environ, **own, **env},
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    try:
+        outputs = [p.communicate(timeout=timeout)[0] for p in processes]
+    finally:
+        for p in processes:
+            p.kill()
+    return [(p.returncode, out) for p, out in zip(processes, outputs, strict=True)]
+
+
+@pytest.fixture(scope="session")
+def scenario(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Results]:
+    """Results of a scenario of `scenarios`, one entry per rank."""
+    out = tmp_path_factory.mktemp("six-ranks")
+    ended = launch("tests.distributed.worker", RANKS, str(out))
+    assert [code for code, _ in ended] == [0] * RANKS, ended[0][1][-4000:]
+    by_rank = [json.loads((out / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    return lambda name: [results[name] for results in by_rank]

@@ -1,0 +1,170 @@
+"""All scenarios of the six-rank job, by name; `worker` runs them one after another in one process group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+from tests.distributed import faults, harness
+from tests.distributed.faults import ALWAYS, EVERYWHERE, REPLAYS, STEP_ONLY
+from tests.distributed.harness import Plan, Run, TrainingJob, batch_for
+from training_agent import Schedule
+from training_agent.errors import AgentError
+
+Scenario = Callable[[TrainingJob], Run]
+NAN = float("nan")
+
+
+def _nan_data(rank: int, step: int) -> dict[str, Tensor]:
+    batch = batch_for(rank, step)
+    if rank == 3 and step == 25:
+        batch["x"][4, 2] = NAN
+    return batch
+
+
+def _on(rank: int, at: int, do: Callable[[nn.Module], None]) -> Callable[[nn.Module, int, int], None]:
+    return lambda model, own_rank, step: do(model) if (own_rank, step) == (rank, at) else None
+
+
+def _huge_gradient(model: nn.Module) -> None:
+    model.head.bias.register_hook(lambda g: torch.full_like(g, 1e25))
+
+
+SPOIL_REDUCTION = [
+    False
+]  # set at one step: what a fault inside the all-reduce does: the same NaN on every rank
+
+
+def faulty_all_reduce(_state, bucket):  # no annotations: DDP would compare them with its own objects
+    """DDP's own average, spoilt in one element while SPOIL_REDUCTION is set."""
+    reduced = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True).get_future()
+
+    def spoil(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+        result = future.value()[0]
+        if SPOIL_REDUCTION[0]:
+            result[1] = NAN
+        return result
+
+    return reduced.then(spoil)
+
+
+def _spoil_reduction(job: TrainingJob, at: int) -> Run:
+    def switch(_model: nn.Module, _rank: int, step: int) -> None:
+        SPOIL_REDUCTION[0] = step == at
+
+    try:
+        return job.run(Plan(before_step=switch, steps=12))
+    finally:
+        SPOIL_REDUCTION[0] = False
+
+
+@contextmanager
+def _loss_factor(rank: int, own_rank: int, factor: float) -> Iterator[None]:
+    harness.LOSS_FACTOR = factor if rank == own_rank else 1.0
+    try:
+        yield
+    finally:
+        harness.LOSS_FACTOR = 1.0
+
+
+def _loss_fault(job: TrainingJob, *, with_loss: bool) -> Run:
+    with _loss_factor(4, job.rank, 1.7):
+        return job.run(Plan(with_loss=with_loss))
+
+
+def _resume(job: TrainingJob) -> Run:
+    whole = job.run(Plan(checkpoint_at=20))
+    resumed = job.run(Plan(resume=whole.notes.pop("checkpoint")))
+    resumed.notes["whole"] = (whole.weights, whole.moments)
+    return resumed
+
+
+def _load(job: TrainingJob, damage: Callable[[TrainingJob, dict[str, Any]], None]) -> Run:
+    checkpoint = job.run(Plan(checkpoint_at=20, steps=20)).notes["checkpoint"]
+    damage(job, checkpoint)
+    return job.run(Plan(resume=checkpoint))
+
+
+def _damage_file(_job: TrainingJob, checkpoint: dict[str, Any]) -> None:
+    checkpoint["model"]["head.weight"].view(torch.int32)[0, 0] ^= 1 << 12
+
+
+def _damage_on_rank_1(job: TrainingJob, checkpoint: dict[str, Any]) -> None:
+    if job.rank == 1:
+        _damage_file(job, checkpoint)
+
+
+def _unsaved(job: TrainingJob) -> Run:
+    """A save at a step whose weights were not compared."""
+    try:
+        return job.run(Plan(steps=7, checkpoint_at=7))
+    except AgentError as e:
+        return Run(notes={"error": str(e)})
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "unguarded": lambda job: job.run(Plan(guarded=False)),
+    "clean": lambda job: job.run(Plan()),
+    "clean without compute_loss": lambda job: job.run(Plan(with_loss=False)),
+    "nan-once": lambda job: job.run(Plan(faults.forward([3], [25], STEP_ONLY, NAN))),
+    "nan-once on an audit step": lambda job: job.run(Plan(faults.forward([3], [20], STEP_ONLY, NAN))),
+    "nan in everything": lambda job: job.run(Plan(faults.forward([3], ALWAYS, EVERYWHERE, NAN))),
+    "forward-x1000": lambda job: job.run(Plan(faults.forward([3], ALWAYS, EVERYWHERE, 1000.0))),
+    "forward-x1000 without compute_loss": lambda job: job.run(
+        Plan(faults.forward([3], ALWAYS, EVERYWHERE, 1000.0), with_loss=False)
+    ),
+    "forward-x1000-once": lambda job: job.run(Plan(faults.forward([3], [30], STEP_ONLY, 1000.0))),
+    "replayer-x1000": lambda job: job.run(Plan(faults.forward([2], ALWAYS, REPLAYS, 1000.0))),
+    "weight-grad-x1000": lambda job: job.run(Plan(faults.weight_gradient([5], ALWAYS, EVERYWHERE))),
+    "two-gpus": lambda job: job.run(Plan(faults.forward([1, 4], ALWAYS, EVERYWHERE, 1000.0))),
+    "weight-flip": lambda job: job.run(
+        Plan(
+            after_update=_on(0, 21, lambda m: faults.flip_weight(m, "blocks.0.up.weight")),
+            schedule=Schedule(None, 10, 5),
+            checkpoint_at=25,
+        )
+    ),
+    "weight-flip seen by an audit": lambda job: job.run(
+        Plan(
+            after_update=_on(0, 21, lambda m: faults.flip_weight(m, "blocks.0.up.weight")),
+            schedule=Schedule(10, 1000, None),
+        )
+    ),
+    "nan in a stored weight": lambda job: job.run(
+        Plan(
+            after_update=_on(2, 21, lambda m: m.head.bias.data[:1].fill_(NAN)),
+        )
+    ),
+    "nan in the data": lambda job: job.run(Plan(data=_nan_data)),
+    "gradient of 1e25, clipped": lambda job: job.run(Plan(before_step=_on(1, 15, _huge_gradient))),
+    "wrong loss": lambda job: _loss_fault(job, with_loss=True),
+    "wrong loss without compute_loss": lambda job: _loss_fault(job, with_loss=False),
+    "resumed": _resume,
+    "damaged file": lambda job: _load(job, _damage_file),
+    "damaged on one rank": lambda job: _load(job, _damage_on_rank_1),
+    "save of an unchecked step": _unsaved,
+    "two forwards per update": lambda job: job.run(Plan(forwards=2)),
+    "batch changed in place": lambda job: job.run(
+        Plan(steps=10, after_backward=lambda _m, batch: batch["x"].zero_())
+    ),
+}
+
+# Each has a model of its own, wrapped with these options.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "static graph": {"static_graph": True, "comm_hook": faulty_all_reduce},
+    "bucket views": {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001, "comm_hook": faulty_all_reduce},
+    "fp16 hook": {"comm_hook": fp16_compress_hook},
+}
+VARIANT_SCENARIOS: dict[str, Scenario] = {
+    "unguarded": lambda job: job.run(Plan(guarded=False, steps=12)),
+    "clean": lambda job: job.run(Plan(steps=12)),
+    "nan-once": lambda job: job.run(Plan(faults.forward([3], [5], STEP_ONLY, NAN))),
+    "forward-x1000": lambda job: job.run(Plan(faults.forward([3], range(3, 99), EVERYWHERE, 1000.0))),
+    "nan in the reduction": lambda job: _spoil_reduction(job, at=7),
+}
