@@ -117,6 +117,8 @@ def test_no_arbitration_names_only_the_rank_that_both_pairs_share() -> None:
     assert finding.verdict is Verdict.UNATTRIBUTABLE
     chain = attribute(SIX, [Pair(0, 2), Pair(2, 4), Pair(4, 1)], []).findings
     assert all(f.rank is None for f in chain)
+    beside = attribute(SIX, [Pair(2, 4), Pair(4, 0), Pair(3, 5)], []).findings
+    assert all(f.rank is None for f in beside), "a second fault is about: no neighbour can be trusted"
 
 
 def test_camp_of_a_whole_node_is_software() -> None:
@@ -139,6 +141,13 @@ def test_agreeing_node_against_two_that_disagree_is_not_software() -> None:
     contest = Contested(2, 0, {0: "a", 1: "a", 2: "b", 3: "c"}, "b", "a")
     (finding,) = attribute(four, [Pair(0, 2)], [contest]).findings
     assert finding.verdict is Verdict.UNATTRIBUTABLE
+
+
+def test_camp_needs_all_gpus_of_all_its_nodes() -> None:
+    eight = even_map(8, 2)
+    contest = Contested(2, 4, results({0: "odd", 1: "odd", 2: "odd"}, 8), "odd", "right")
+    named = attribute(eight, [Pair(4, 2)], [contest]).findings
+    assert [f.rank for f in named] == [0, 1, 2]
 
 
 def test_gpu_alone_against_its_node_mates_is_hardware() -> None:

@@ -93,6 +93,8 @@ def test_layouts_that_are_not_plain_memory() -> None:
     )
     z = of_dtype(torch.complex64, 9)
     assert unsigned(digest([z.conj()])) == [reference_digest(raw_bytes(z.conj().resolve_conj()))]
+    negative = torch._neg_view(x)
+    assert unsigned(digest([negative])) == [reference_digest(raw_bytes(negative.resolve_neg()))]
     assert unsigned(digest([z.conj().imag])) == [reference_digest(raw_bytes(z.conj().imag.resolve_neg()))]
 
 
