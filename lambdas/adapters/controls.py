@@ -43,9 +43,9 @@ class ControlTable:
     def unlock(self, name: str, holder: str) -> None:
         self._table.delete({"key": f"lock#{name}"}, "holder = :holder", {":holder": holder})
 
-    def replacements(self) -> tuple[datetime, ...]:
+    def replacements(self) -> dict[str, datetime]:
         item = self._table.get({"key": "replacements"})
-        return tuple(moment(e["at"]) for e in item["entries"]) if item else ()
+        return {e["incident_id"]: moment(e["at"]) for e in item["entries"]} if item else {}
 
     def count_replacement(self, incident_id: str, at: datetime) -> None:
         self._table.update(

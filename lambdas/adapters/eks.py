@@ -74,6 +74,8 @@ class EksCluster:
         """Evict; a pod that is gone already is fine, a disruption budget in the way is tried again."""
         # The uid in the preconditions keeps a successor of the same name alive.
         body = k8s.V1Eviction(
+            api_version="policy/v1",
+            kind="Eviction",
             metadata=k8s.V1ObjectMeta(name=pod.name, namespace=pod.namespace),
             delete_options=k8s.V1DeleteOptions(preconditions=k8s.V1Preconditions(uid=pod.uid)),
         )

@@ -114,6 +114,7 @@ class Incident:
     version: int = 0  # of the row, for conditional writes
     targets: tuple[Target, ...] = ()
     nodes_named: int = 1  # by alarms of this job within ten minutes of this one
+    touched: bool = False  # contain held, cordoned or evicted something
     decision_row: str | None = None
     decided_rows: tuple[str, ...] = ()
     closing: State | None = None  # the terminal state that `resume` is to write

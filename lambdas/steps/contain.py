@@ -46,7 +46,7 @@ def run(needs: Needs, incident_id: str) -> StepResult:
         return StepResult("contained", story)
     permit(needs, Mode.CONTAIN, f"containment by '{row.contain.value}'")
     targets, story = _contain(needs, incident, row)
-    record(needs, incident, replace(incident, targets=targets).to(State.CONTAINED), story)
+    record(needs, incident, replace(incident, targets=targets, touched=True).to(State.CONTAINED), story)
     return StepResult("contained", story)
 
 

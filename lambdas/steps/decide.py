@@ -51,13 +51,18 @@ def _closing(incident: Incident, decision: Decision, facts: Facts) -> Incident:
         return replace(incident, closing=State.RELEASED)
     if decision.next is not Next.HUMAN:
         return replace(incident, closing=None)
-    if facts.mode is Mode.OBSERVE:
+    if facts.mode is Mode.OBSERVE and not incident.touched:
         closing = State.OBSERVED
     elif facts.deep_check is CheckResult.NODE_GONE:
         closing = State.REPLACED_BY_HYPERPOD
     else:
         closing = State.HANDED_TO_HUMAN
-    return replace(incident, closing=closing, human_reason=decision.reason)
+    reason = decision.reason
+    if facts.mode is Mode.OBSERVE and incident.touched:
+        reason = (
+            "the mode was lowered to observe after the suspect had been contained: what is held stays held"
+        )
+    return replace(incident, closing=closing, human_reason=reason)
 
 
 def _remember(needs: Needs, incident: Incident, row: str) -> None:

@@ -102,9 +102,9 @@ def _take(needs: Needs, alarm: Alarm, group: findings.Group, named: int, now: da
         again = needs.incidents.delivery(key, group.node)  # somebody was faster: append to theirs
         assert again is not None
         return _append(needs, needs.incidents.get(again.incident_id), alarm, now), False
-    needs.incidents.remember(
-        HistoryEntry(f"job#{alarm.job.uid}", incident.id, group.node or "", incident.opened_at)
-    )
+    if group.node is not None:
+        entry = HistoryEntry(f"job#{alarm.job.uid}", incident.id, group.node, incident.opened_at)
+        needs.incidents.remember(entry)
     needs.bus.state_changed(
         {"incident_id": incident.id, "state": State.OPENING.value, "previous": None, "cluster": alarm.cluster,
          "job": alarm.job.name, "node": group.node, "instance_id": None, "decision_row": None,

@@ -113,7 +113,8 @@ def _budget(needs: Needs, incident: Incident, members: tuple[ClusterNode, ...]) 
     s, group = needs.settings, incident.targets[0].group
     running = sum(1 for n in members if n.group == group and n.status == "Running")
     budget = Budget(s.replacements_per_day, s.replacement_budget_percent, s.replacements_per_hour)
-    return within_budget(budget, running, needs.controls.replacements(), needs.clock.now())
+    others = tuple(at for holder, at in needs.controls.replacements().items() if holder != incident.id)
+    return within_budget(budget, running, others, needs.clock.now())
 
 
 def _issue(

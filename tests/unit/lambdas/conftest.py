@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from moto import mock_aws
 
 from lambdas import observability, wiring
+from lambdas.adapters import aws, sagemaker
 from lambdas.settings import VARIABLES
 
 from .drive import Driver
@@ -26,6 +28,14 @@ VALUES = {
     "DEEP_CHECK_ENABLED": "true",
 }
 
+KEYS = {
+    "incidents": ("pk", "sk"),
+    "approvals": ("approval_id",),
+    "registrations": ("job_uid", "attempt_node"),
+    "quarantine": ("subject",),
+    "controls": ("key",),
+}
+
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
@@ -35,3 +45,33 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.setattr(observability.metrics.provider, "namespace", VALUES["POWERTOOLS_METRICS_NAMESPACE"])
     yield Driver(monkeypatch)
     wiring.needs.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def clients() -> Iterator[None]:
+    """Clients made once with dummy credentials: making one takes a quarter of a second."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patched.delenv("AWS_ENDPOINT_URL", raising=False)
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patched.setenv(name, "testing")
+        for cached in (aws.client, sagemaker.single_attempt_client):
+            cached.cache_clear()
+        yield
+        for cached in (aws.client, sagemaker.single_attempt_client):
+            cached.cache_clear()
+
+
+@pytest.fixture
+def tables(clients: None) -> Iterator[None]:
+    with mock_aws():
+        for table, keys in KEYS.items():
+            aws.client("dynamodb").create_table(
+                TableName=table,
+                BillingMode="PAY_PER_REQUEST",
+                AttributeDefinitions=[{"AttributeName": k, "AttributeType": "S"} for k in keys],
+                KeySchema=[
+                    {"AttributeName": k, "KeyType": t} for k, t in zip(keys, ("HASH", "RANGE"), strict=False)
+                ],
+            )
+        yield

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lambdas.domain.incident import State
+from lambdas.domain.policy import Control
+from lambdas.ports import ClusterFacts
 from tests.events import builder
 from training_agent.contract import (
     Alarm,
@@ -161,8 +163,6 @@ def test_running_is_not_passed_when_the_check_never_started(driver: Driver) -> N
 
 
 def test_a16_no_deep_check_before_approval_when_node_recovery_is_automatic(driver: Driver) -> None:
-    from lambdas.ports import ClusterFacts
-
     incident_id = transient(driver)
     driver.world.cluster.facts = ClusterFacts("Automatic", {})
     driver.play(driver.world.incidents.get(incident_id), "locate")
@@ -208,6 +208,18 @@ def test_observe_mode_touches_nothing_and_says_what_it_would_have_done(driver: D
     assert not driver.world.kubernetes.nodes[NODE].unschedulable and not driver.world.kubernetes.evicted
     ((_, subject, body),) = driver.world.mail.sent
     assert NODE in subject and "would have done 'isolate'" in " ".join(body.split())
+
+
+def test_a_mode_lowered_to_observe_after_the_cordon_does_not_claim_that_nothing_was_touched(
+    driver: Driver,
+) -> None:
+    driver.register()
+    (incident,) = driver.alarm(builder.alarm(builder.culprit(3)))
+    driver.play(incident, "locate", stop="decide")
+    driver.world.controls.control = Control(Mode.OBSERVE, kill_switch=False)
+    driver.play(incident, "decide")
+    closed = driver.world.incidents.get(incident.id)
+    assert closed.state is State.HANDED_TO_HUMAN and "stays held" in closed.human_reason
 
 
 def test_contain_mode_cordons_and_hands_over(driver: Driver) -> None:

@@ -62,7 +62,7 @@ GUARDS: dict[str, Callable[[Driver], object]] = {
     ),
     "uncordoned by hand": lambda d: d.world.kubernetes.change(NODE, unschedulable=False),
     "cordoned by somebody else": lambda d: d.world.kubernetes.change(NODE, annotations={}),
-    "budget of the day": lambda d: d.world.controls.replaced.extend([START, START]),
+    "budget of the day": lambda d: d.world.controls.replaced.update(a=START, b=START),
     "t20 edited alarm": lambda d: d.world.incidents.alarms.update(
         dict.fromkeys(d.world.incidents.alarms, "{}")
     ),
@@ -88,7 +88,7 @@ def test_the_action_is_bound_too(driver: Driver) -> None:
 
 def test_the_hourly_slot_waits_and_frees_the_lock(driver: Driver, approved: Incident) -> None:
     driver.setting("REPLACEMENTS_PER_HOUR", "1")
-    driver.world.controls.replaced.append(START)
+    driver.world.controls.replaced["other"] = START
     assert driver.step("replace", approved)["outcome"] == "busy"
     assert not driver.world.controls.locks and calls(driver) == 0
 
@@ -148,11 +148,10 @@ def test_a24_busy_codes_are_bounded_and_each_round_checks_everything_again(
     driver: Driver, approved: Incident
 ) -> None:
     driver.world.cluster.on_replace = ReplaceAnswer(False, "InstanceIdInUse", "no")
-    driver.setting("REPLACEMENTS_PER_DAY", "100")
-    driver.setting("REPLACEMENTS_PER_HOUR", "100")
     driver.play(approved, "replace")
     assert driver.world.incidents.get(approved.id).state is State.HANDED_TO_HUMAN
-    assert calls(driver) <= 5
+    assert calls(driver) == 5
+    assert len(driver.world.controls.replaced) == 1  # refusals do not eat up the budget
 
 
 def test_a24_refused_then_accepted(driver: Driver, approved: Incident) -> None:
@@ -198,6 +197,16 @@ def test_a_newcomer_of_another_group_or_age_is_not_taken_for_the_replacement(
     assert driver.step("verify", approved)["outcome"] == "waiting"
     driver.world.cluster.members[other.instance_id] = replace(other, group="gpu")
     assert driver.step("verify", approved)["outcome"] == "verified"
+
+
+def test_a_newcomer_beside_the_old_instance_is_not_yet_a_replacement(
+    driver: Driver, approved: Incident
+) -> None:
+    driver.step("replace", approved)
+    old = driver.world.cluster.members[SUSPECT]
+    driver.world.cluster.swap(SUSPECT)
+    driver.world.cluster.members[SUSPECT] = old
+    assert driver.step("verify", approved)["outcome"] == "waiting"
 
 
 def test_a_replacement_that_never_ends_is_degraded_after_a_bounded_wait(

@@ -1,0 +1,225 @@
+"""The tables in memory, with the conditions that the real ones have (tested in test_tables.py)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+from lambdas.domain.approval import Answer, Approval, ApprovalState
+from lambdas.domain.errors import ConflictError, PermanentError
+from lambdas.domain.incident import Effect, EffectState, Incident
+from lambdas.domain.policy import Control
+from lambdas.domain.times import stamp
+from lambdas.ports import (
+    Delivery,
+    HistoryEntry,
+    Registered,
+)
+from training_agent.contract import Mode
+
+START = datetime(2026, 1, 1, 0, 10, 30, tzinfo=timezone.utc)
+LAUNCHED = "2025-12-31T00:00:00.000000Z"
+APPROVER = "oncall@example.com"
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.at = START
+
+    def now(self) -> datetime:
+        self.at += timedelta(milliseconds=1)
+        return self.at
+
+
+class FakeIncidents:
+    def __init__(self) -> None:
+        self.rows: dict[str, Incident] = {}
+        self.alarms: dict[str, str] = {}
+        self.deliveries: dict[tuple[str, str | None], Delivery] = {}
+        self.evidence: dict[tuple[str, str, int], str] = {}
+        self.restarts: defaultdict[str, int] = defaultdict(int)
+        self.trail: list[tuple[str, str, str]] = []
+        self.rejected: list[str] = []
+        self.gates: dict[str, str] = {}
+        self.effects: dict[tuple[str, str], Effect] = {}
+        self.past: list[HistoryEntry] = []
+
+    def delivery(self, key: str, node: str | None) -> Delivery | None:
+        return self.deliveries.get((key, node))
+
+    def open(self, incident: Incident, alarm_text: str, earlier: Delivery | None) -> bool:
+        key = (incident.delivery_key, incident.node)
+        if self.deliveries.get(key) != earlier or incident.id in self.rows:
+            return False
+        self.deliveries[key] = Delivery(incident.id, incident.sequence, incident.job.attempt)
+        self.rows[incident.id] = incident
+        self.alarms[incident.id] = alarm_text
+        return True
+
+    def get(self, incident_id: str) -> Incident:
+        if incident_id not in self.rows:
+            raise PermanentError(f"no incident {incident_id}")
+        return self.rows[incident_id]
+
+    def alarm(self, incident_id: str) -> str:
+        return self.alarms.get(incident_id, "")
+
+    def save(self, incident: Incident) -> Incident:
+        if self.rows[incident.id].version != incident.version:
+            raise ConflictError("changed by somebody else")
+        self.rows[incident.id] = replace(incident, version=incident.version + 1)
+        return self.rows[incident.id]
+
+    def append_evidence(self, incident_id: str, key: str, attempt: int, text: str, at: datetime) -> None:
+        row = self.rows[incident_id]
+        if (incident_id, key, attempt) not in self.evidence:
+            self.evidence[incident_id, key, attempt] = text
+            self.restarts[incident_id] += row.delivery_key == key and row.job.attempt < attempt
+
+    def audit(self, incident_id: str, what: str, result: str, at: datetime) -> None:
+        self.trail.append((incident_id, what, result))
+
+    def reject(self, reason: str, source: str, excerpt: str, at: datetime) -> None:
+        self.rejected.append(reason)
+
+    def take_gate(self, gate: str, incident_id: str) -> str:
+        return self.gates.setdefault(gate, incident_id)
+
+    def free_gate(self, gate: str, incident_id: str) -> None:
+        if self.gates.get(gate) == incident_id:
+            del self.gates[gate]
+
+    def effect(self, incident_id: str, name: str) -> Effect | None:
+        return self.effects.get((incident_id, name))
+
+    def intend(self, incident_id: str, name: str, at: datetime) -> bool:
+        if (incident_id, name) in self.effects:
+            return False
+        self.effects[incident_id, name] = Effect(name, EffectState.INTENT, "", stamp(at))
+        return True
+
+    def conclude(self, incident_id: str, name: str, result: str, at: datetime) -> None:
+        self.effects[incident_id, name] = Effect(name, EffectState.RESULT, result, stamp(at))
+
+    def remember(self, entry: HistoryEntry) -> None:
+        if entry not in self.past:
+            self.past.append(entry)
+
+    def history(self, subject: str, since: str = "") -> tuple[HistoryEntry, ...]:
+        return tuple(e for e in self.past if e.subject == subject and e.at >= since)
+
+
+class FakeApprovals:
+    def __init__(self) -> None:
+        self.rows: dict[str, Approval] = {}
+        self.tokens: dict[str, str] = {}
+
+    def create(self, approval: Approval, task_token: str) -> None:
+        self.rows[approval.approval_id] = approval
+        self.tokens[approval.approval_id] = task_token
+
+    def get(self, approval_id: str) -> Approval | None:
+        return self.rows.get(approval_id)
+
+    def renew_token(self, approval_id: str, task_token: str) -> None:
+        self.tokens[approval_id] = task_token
+
+    def mark_mailed(self, approval_id: str) -> None:
+        self.rows[approval_id] = replace(self.rows[approval_id], mailed=True)
+
+    def decide(self, approval_id: str, answer: Answer, reason: str, by: str, at: datetime) -> bool:
+        row = self.rows[approval_id]
+        if row.state is not ApprovalState.PENDING:
+            return False
+        self.rows[approval_id] = replace(
+            row,
+            state=ApprovalState.DECIDED,
+            answer=answer,
+            reason=reason,
+            decided_by=by,
+            decided_at=stamp(at),
+        )
+        return True
+
+    def task_token(self, approval_id: str) -> str | None:
+        return self.tokens.get(approval_id)
+
+    def mark_delivered(self, approval_id: str) -> None:
+        row = self.rows[approval_id]
+        if row.state is ApprovalState.DECIDED:
+            self.rows[approval_id] = replace(row, state=ApprovalState.DELIVERED)
+
+    def end(self, approval_id: str, state: ApprovalState) -> bool:
+        row = self.rows[approval_id]
+        if row.state is not ApprovalState.PENDING:
+            return False
+        self.rows[approval_id] = replace(row, state=state)
+        return True
+
+
+class FakeRegistrations:
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, int, str], Registered] = {}
+
+    def put(self, registered: Registered) -> None:
+        key = (registered.job_uid, registered.attempt, registered.node)
+        if key not in self.rows or not self.rows[key].verified:
+            self.rows[key] = registered
+
+    def get(self, job_uid: str, attempt: int, node: str) -> Registered | None:
+        return self.rows.get((job_uid, attempt, node))
+
+    def after(self, job_uid: str, attempt: int) -> tuple[Registered, ...]:
+        later = sorted(k for k in self.rows if k[0] == job_uid and k[1] > attempt)
+        return tuple(self.rows[k] for k in later)
+
+
+class FakeQuarantine:
+    def __init__(self) -> None:
+        self.mode: Mode | None = None
+        self.rows: dict[str, dict[str, str]] = {}
+
+    def put_mode(self, mode: Mode) -> None:
+        self.mode = mode
+
+    def hold(self, subject: str, delivery_key: str, incident_id: str, at: datetime) -> None:
+        self._set(subject, "held", delivery_key, incident_id)
+
+    def release(self, subject: str, delivery_key: str, incident_id: str, at: datetime) -> bool:
+        return self._set(subject, "released", delivery_key, incident_id)
+
+    def _set(self, subject: str, state: str, key: str, incident_id: str) -> bool:
+        row = self.rows.get(subject)
+        if row and row["state"] == "held" and row["incident_id"] != incident_id:
+            return False
+        self.rows[subject] = {"state": state, "delivery_key": key, "incident_id": incident_id}
+        return True
+
+    def state(self, subject: str) -> str | None:
+        return self.rows[subject]["state"] if subject in self.rows else None
+
+
+class FakeControls:
+    def __init__(self) -> None:
+        self.control = Control(mode=None, kill_switch=False)
+        self.locks: dict[str, str] = {}
+        self.replaced: dict[str, datetime] = {}
+        self.reads = 0
+
+    def read(self) -> Control:
+        self.reads += 1
+        return self.control
+
+    def lock(self, name: str, holder: str) -> bool:
+        return self.locks.setdefault(name, holder) == holder
+
+    def unlock(self, name: str, holder: str) -> None:
+        if self.locks.get(name) == holder:
+            del self.locks[name]
+
+    def replacements(self) -> dict[str, datetime]:
+        return dict(self.replaced)
+
+    def count_replacement(self, incident_id: str, at: datetime) -> None:
+        self.replaced[incident_id] = at

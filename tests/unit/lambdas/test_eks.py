@@ -1,0 +1,112 @@
+"""The Kubernetes adapter: token, conditional patches, evictions, errors. No sockets."""
+
+from __future__ import annotations
+
+import base64
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import urllib3
+from kubernetes.client.exceptions import ApiException
+
+from lambdas.adapters import eks
+from lambdas.domain.errors import ConflictError, RefusedError, ThrottledError, UnavailableError
+from lambdas.ports import KubeNode, KubePod
+
+NODE = KubeNode("hyperpod-i-0a1b2c3d4e5f60001", "uid", "7", False, {}, {})
+POD = KubePod("training", "llama-0", "pod-uid", NODE.name, {}, leaving=False)
+
+
+class Api:
+    """Stands where CoreV1Api stands: records calls, answers or raises."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.answer = answer
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **_: Any) -> Any:
+            self.calls.append((name, args))
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
+
+        return call
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def make(answer: Any = None) -> tuple[eks.EksCluster, Api]:
+        api = Api(answer)
+        monkeypatch.setattr(eks, "_core", lambda _client: api)
+        monkeypatch.setattr(eks, "_connect", lambda _name: object())
+        return eks.EksCluster("demo"), api
+
+    return make
+
+
+def test_the_token_is_a_presigned_url_bound_to_the_eks_cluster(clients: None) -> None:
+    token = eks.bearer_token("demo-eks")
+    prefix, _, body = token.partition(".")
+    url = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)).decode()
+    query = parse_qs(urlsplit(url).query)
+    assert prefix == "k8s-aws-v1" and not token.endswith("=")
+    assert urlsplit(url).netloc == "sts.us-east-1.amazonaws.com"
+    assert query["X-Amz-SignedHeaders"] == ["host;x-k8s-aws-id"] and query["X-Amz-Expires"] == ["60"]
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(409, ConflictError), (429, ThrottledError), (500, UnavailableError), (401, UnavailableError),
+     (403, RefusedError), (422, RefusedError)],
+)  # fmt: skip
+def test_a23_each_answer_of_the_api_server_has_its_class(cluster: Any, status: int, error: type) -> None:
+    kubernetes, _ = cluster(ApiException(status=status))
+    with pytest.raises(error):
+        kubernetes.patch_node(NODE, unschedulable=True, annotations={})
+
+
+def test_no_answer_is_unavailable(cluster: Any) -> None:
+    kubernetes, _ = cluster(urllib3.exceptions.MaxRetryError(None, "/"))  # type: ignore[arg-type]
+    with pytest.raises(UnavailableError):
+        kubernetes.node(NODE.name)
+
+
+def test_what_is_gone_is_none_and_an_eviction_of_it_is_done(cluster: Any) -> None:
+    kubernetes, _ = cluster(ApiException(status=404))
+    assert kubernetes.node(NODE.name) is None
+    assert kubernetes.pod("training", "llama-0") is None
+    kubernetes.evict(POD)
+    with pytest.raises(RefusedError):
+        kubernetes.patch_node(NODE, unschedulable=True, annotations={})
+
+
+def test_a_patch_is_conditional_on_what_was_read_and_touches_nothing_else(cluster: Any) -> None:
+    kubernetes, api = cluster(SimpleNamespace())
+    kubernetes.patch_node(NODE, unschedulable=True, annotations={"a": "b"})
+    kubernetes.patch_node(NODE, unschedulable=False, annotations={"a": None})
+    bodies = [args[1] for _, args in api.calls]
+    assert bodies == [
+        {"metadata": {"resourceVersion": "7", "annotations": {"a": "b"}}, "spec": {"unschedulable": True}},
+        {"metadata": {"resourceVersion": "7", "annotations": {"a": None}}, "spec": {"unschedulable": None}},
+    ]
+
+
+def test_an_eviction_spares_a_successor_of_the_same_name(cluster: Any) -> None:
+    kubernetes, api = cluster(SimpleNamespace())
+    kubernetes.evict(POD)
+    ((name, (pod, namespace, body)),) = api.calls
+    assert (name, pod, namespace) == ("create_namespaced_pod_eviction", "llama-0", "training")
+    assert body.delete_options.preconditions.uid == "pod-uid"
+
+
+def test_a_refused_token_is_made_anew(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kubernetes, _ = cluster(ApiException(status=401))
+    made = []
+    monkeypatch.setattr(eks, "_connect", lambda name: made.append(name) or object())
+    for _ in range(2):
+        with pytest.raises(UnavailableError):
+            kubernetes.node(NODE.name)
+    assert len(made) == 2
