@@ -118,7 +118,6 @@ def test_a_truncated_file_is_listed_as_incomplete(tmp_path: Path) -> None:
         "[]",
         '{"step": 10}',
         '{"step": 10, "world_size": 2, "sdc": {}, "files": {}}',
-        '{"step": 11, "world_size": 2, "sdc": {}, "files": {"state.pt": {"sha256": "", "bytes": 0}}}',
         '{"step": 10, "world_size": 2, "sdc": {}, "files": {"state.pt": {"sha256": "", "bytes": 1}}}',
     ],
 )
@@ -139,10 +138,17 @@ def test_t19_a_manifest_cannot_point_outside_its_folder(tmp_path: Path) -> None:
     assert not store.list()[0].complete
 
 
+def test_a_folder_renamed_to_another_step_is_incomplete(tmp_path: Path) -> None:
+    store = a_store(tmp_path, 10)
+    (tmp_path / "step-10").rename(tmp_path / "step-90")
+    assert "manifest is of step 10" in str(store.list()[0].reason)
+    assert store.resume() is None
+
+
 def test_a_checkpoint_without_manifest_is_incomplete(tmp_path: Path) -> None:
     store = a_store(tmp_path, 10)
     (tmp_path / "step-10" / "manifest.json").unlink()
-    assert "manifest" in str(store.list()[0].reason)
+    assert "it has no manifest" in str(store.list()[0].reason)
 
 
 def test_doubtful_checkpoints_are_moved_aside_and_kept(tmp_path: Path) -> None:
