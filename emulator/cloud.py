@@ -16,7 +16,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -137,6 +138,18 @@ class LocalCloud:
         )
         self._stacks.append(stack)
         return stack
+
+    @contextmanager
+    def another_stack(
+        self, template: Path | Mapping[str, Any], *, overrides: Overrides | None = None, prefix: str
+    ) -> Iterator[Stack]:
+        """A second stack in the same account for the time of a `with` block."""
+        stack = self.add_stack(template, overrides=overrides, prefix=prefix)
+        try:
+            yield stack
+        finally:
+            self._stacks.remove(stack)
+            stack.close()
 
     def close(self) -> None:
         """Take everything down, in reverse order; leaves no process, thread or port behind."""

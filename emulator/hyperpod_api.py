@@ -19,12 +19,12 @@ from typing import Any
 
 import botocore.session
 from botocore.validate import ParamValidator
-from moto.core.exceptions import ServiceException
 from moto.core.responses import ActionResult
 from moto.sagemaker.responses import SageMakerResponse
 
 from training_agent.contract import INSTANCE_ID_PATTERN
 
+from .api_error import ApiError
 from .hyperpod import HyperPod, Instance, Operation, Request, Status
 
 log = logging.getLogger(__name__)
@@ -64,16 +64,14 @@ def _endpoint(operation: str, answer: Callable[[HyperPod, Parameters], Parameter
         if cluster is not None:
             cluster.requests.append(Request(datetime.now(timezone.utc), operation, parameters))
         if fault.has_errors():
-            raise ServiceException("ValidationException", fault.generate_report())
+            raise ApiError("ValidationException", fault.generate_report())
         if cluster is None:
-            raise ServiceException("ResourceNotFound", f"Cluster {parameters['ClusterName']} not found")
+            raise ApiError("ResourceNotFound", f"Cluster {parameters['ClusterName']} not found")
         with cluster.lock:
             for refusal in cluster.refusals:
                 if refusal[0] == operation:
                     cluster.refusals.remove(refusal)
-                    raise ServiceException(
-                        refusal[1], f"{operation}: refused by the local cloud's test switch"
-                    )
+                    raise ApiError(refusal[1], f"{operation}: refused by the local cloud's test switch")
             result = answer(cluster, parameters)
         try:
             check_shape(operation, result)
@@ -147,13 +145,13 @@ def _list_nodes(c: HyperPod, p: Parameters) -> Parameters:
 
 def _describe_node(c: HyperPod, p: Parameters) -> Parameters:
     if "NodeId" not in p and "NodeLogicalId" not in p:
-        raise ServiceException("ValidationException", "Either NodeId or NodeLogicalId must be given")
+        raise ApiError("ValidationException", "Either NodeId or NodeLogicalId must be given")
     for i in c.instances.values():
         if i.instance_id == p.get("NodeId") or i.logical_id == p.get("NodeLogicalId"):
             placement = {"AvailabilityZone": "us-east-1a", "AvailabilityZoneId": "use1-az1"}
             details = {"NodeLogicalId": i.logical_id, "ThreadsPerCore": 1, "Placement": placement}
             return {"NodeDetails": _summary(i) | details | {"PrivatePrimaryIp": f"10.1.0.{i.number + 1}"}}
-    raise ServiceException("ResourceNotFound", f"Instance {p.get('NodeId') or p['NodeLogicalId']} not found")
+    raise ApiError("ResourceNotFound", f"Instance {p.get('NodeId') or p['NodeLogicalId']} not found")
 
 
 def _start_health_check(c: HyperPod, p: Parameters) -> Parameters:
@@ -162,10 +160,10 @@ def _start_health_check(c: HyperPod, p: Parameters) -> Parameters:
         group = configuration["InstanceGroupName"]
         members = [i.instance_id for i in c.instances.values() if i.group == group]
         if not members:
-            raise ServiceException("ValidationException", f"Instance group {group} does not exist")
+            raise ApiError("ValidationException", f"Instance group {group} does not exist")
         asked = configuration.get("InstanceIds") or members
         if missing := sorted(set(asked) - set(members)):
-            raise ServiceException("ValidationException", f"Instances {missing} are not in group {group}")
+            raise ApiError("ValidationException", f"Instances {missing} are not in group {group}")
         ids += asked
     c.start_deep_check(ids, p["DeepHealthCheckConfigurations"])
     return {"ClusterArn": c.arn}
@@ -195,20 +193,18 @@ def _describe_operation(c: HyperPod, p: Parameters) -> Parameters:
     for o in c.operations:
         if o.operation_id == p["OperationId"]:
             return _operation(c, o) | {"DeepHealthCheckDetails": o.details}
-    raise ServiceException("ResourceNotFound", f"Operation {p['OperationId']} not found")
+    raise ApiError("ResourceNotFound", f"Operation {p['OperationId']} not found")
 
 
 def _batch_replace(c: HyperPod, p: Parameters) -> Parameters:
     ids = p.get("NodeIds") or []
     if not ids or len(ids) > 25 or p.get("NodeLogicalIds"):
-        raise ServiceException(
-            "ValidationException", "This cluster takes 1 to 25 NodeIds and no NodeLogicalIds"
-        )
+        raise ApiError("ValidationException", "This cluster takes 1 to 25 NodeIds and no NodeLogicalIds")
     done: list[str] = []
     failed: list[Parameters] = []
     for node_id in ids:
         if not re.match(INSTANCE_ID_PATTERN, node_id):
-            raise ServiceException("ValidationException", f"NodeIds: {node_id!r} does not match the pattern")
+            raise ApiError("ValidationException", f"NodeIds: {node_id!r} does not match the pattern")
         instance = c.instances.get(node_id)
         if instance is None:
             failed.append(

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from moto.core.exceptions import ServiceException
 from moto.core.responses import ActionResult
 
+from .api_error import ApiError
 from .lambda_runtime import Outcome, UnknownFunctionError
 from .mailbox import Mailbox, SubjectError, check_subject
 from .names import ACCOUNT, arn, function_name_of
@@ -65,7 +65,7 @@ def _install_lambda(invoke: Callable[[str, Any], Outcome]) -> None:
             outcome = invoke(function_name, event)
         except UnknownFunctionError:
             name = arn("lambda", f"function:{function_name_of(function_name)}")
-            raise ServiceException("ResourceNotFoundException", f"Function not found: {name}") from None
+            raise ApiError("ResourceNotFoundException", f"Function not found: {name}") from None
         if outcome.failed:
             response_headers["x-amz-function-error"] = "Unhandled"
         response_headers["Content-Length"] = str(len(outcome.payload))
@@ -96,7 +96,7 @@ def _install_mail(mailbox: Mailbox) -> None:
             try:
                 check_subject(subject)
             except SubjectError as e:
-                raise ServiceException("InvalidParameter", str(e)) from e
+                raise ApiError("InvalidParameter", str(e)) from e
         if more.get("message_structure") == "json":
             message = self._parse_message_structure(message, self.protocol)
         attributes = {k: str(v["Value"]) for k, v in (message_attributes or {}).items()}
@@ -112,7 +112,7 @@ def _install_eks(eks: EksCluster) -> None:
     def describe_cluster(self: Any) -> ActionResult:
         name = self._get_param("name")
         if name != eks.name:
-            raise ServiceException("ResourceNotFoundException", f"No cluster found for name: {name}.")
+            raise ApiError("ResourceNotFoundException", f"No cluster found for name: {name}.")
         return ActionResult({"cluster": eks.description()})
 
     module.EKSResponse.describe_cluster = describe_cluster

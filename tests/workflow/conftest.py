@@ -4,7 +4,8 @@ own."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ CONTEXT = {
     "replacements_per_hour": 25,
     "replacement_budget_percent": 100,
 }
-NODES = 96  # a scenario takes three or four and gives none back
+NODES = 120  # a scenario takes three or four and gives none back; more than one page of ListClusterNodes
 TIME_SCALE = 1 / 2000  # a replacement takes 0.75 s, a deep check 2.7 s, a Wait of 60 s 0.03 s
 
 
@@ -41,7 +42,26 @@ def cloud(template: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
     with LocalCloud(
         template, nodes=NODES, gpus_per_node=2, time_scale=TIME_SCALE, work_dir=work_dir
     ) as running:
+        warm_up = threading.Thread(target=running.runtime.warm_up)
+        warm_up.start()  # while the first scenario walks its first steps
         yield running
+        warm_up.join()
+
+
+@pytest.fixture
+def control(cloud: LocalCloud) -> Iterator[Callable[[str, Any], None]]:
+    """Set a row of the control table; the default is back after the test."""
+    table, dynamodb = cloud.stack.table_name("ControlTable"), cloud.client("dynamodb")
+    written: list[str] = []
+
+    def write(key: str, value: Any) -> None:
+        written.append(key)
+        wire = {"BOOL": value} if isinstance(value, bool) else {"S": value}
+        dynamodb.put_item(TableName=table, Item={"key": {"S": key}, "value": wire})
+
+    yield write
+    for key in written:
+        dynamodb.delete_item(TableName=table, Key={"key": {"S": key}})
 
 
 @pytest.fixture

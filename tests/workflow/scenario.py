@@ -8,6 +8,7 @@ request log, node objects, mails, the execution's history, the incident's row.
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import time
 import urllib.error
@@ -58,7 +59,7 @@ class Page:
     text: str
 
 
-def until(probe: Callable[[], T | None], what: str, timeout: float = 25.0) -> T:
+def until(probe: Callable[[], T | None], what: str, timeout: float = 60.0) -> T:
     """First answer of `probe` that is not None."""
     end = time.monotonic() + timeout
     while (found := probe()) is None:
@@ -166,6 +167,16 @@ class Scenario:
         self.places = [p for i, n in enumerate(self.nodes) for p in self._start_pod(n, i, attempt)]
         self.register(attempt, RESUME_STEP)
 
+    def wait_for_replacement(self, rank: int = 2) -> str:
+        """Wait until the new instance's node has joined; its id."""
+        suspect = self.instance(rank)
+
+        def joined() -> str | None:
+            new = dict(self.cloud.hyperpod.replacements()).get(suspect)
+            return new if new and f"hyperpod-{new}" in self.cloud.kubernetes.nodes else None
+
+        return until(joined, f"the replacement of {suspect}")
+
     def job_returns_when_released(self) -> None:
         """Wait until resume looks for the job, then let it start again."""
         until(lambda: True if "resume" in self.walked() else None, "resume")
@@ -219,7 +230,7 @@ class Scenario:
 
         return until(started, "the execution's start")
 
-    def end(self, timeout: float = 30.0) -> str:
+    def end(self, timeout: float = 60.0) -> str:
         """Wait for the execution's end; the incident's terminal state."""
         arn = self.execution()
         done = self.stack.wait_for_execution(arn, timeout)
@@ -239,6 +250,32 @@ class Scenario:
         table = self.stack.table_name("IncidentTable")
         item = self.cloud.client("dynamodb").get_item(TableName=table, Key=key, ConsistentRead=True)["Item"]
         return {name: _plain(value) for name, value in item.items()}
+
+    def let_polls_pass(self, polls: int) -> None:
+        """Four hours of polling cost 20 s even in scaled time: count the deep check's polls up by hand."""
+        table, dynamodb = self.stack.table_name("IncidentTable"), self.cloud.client("dynamodb")
+        key = {"pk": {"S": f"incident#{self.incident_id()}"}, "sk": {"S": "state"}}
+
+        def counted() -> bool | None:
+            item = dynamodb.get_item(TableName=table, Key=key, ConsistentRead=True)["Item"]
+            document = json.loads(item["document"]["S"])
+            if not document["deep_check"]["seen_in_progress"]:
+                return None
+            document["deep_check"]["polls"] += polls
+            read, written = item["version"], {"N": str(int(item["version"]["N"]) + 1)}
+            item |= {"document": {"S": json.dumps(document)}, "version": written}
+            try:
+                dynamodb.put_item(
+                    TableName=table,
+                    Item=item,
+                    ConditionExpression="version = :read",
+                    ExpressionAttributeValues={":read": read},
+                )
+            except dynamodb.exceptions.ConditionalCheckFailedException:
+                return None
+            return True
+
+        until(counted, "the deep check in progress")
 
     def replace_requests(self) -> list[list[str]]:
         """Node ids of every BatchReplaceClusterNodes call since this scenario began."""
@@ -260,7 +297,7 @@ class Scenario:
         """Mails about this job, oldest first."""
         return [m for m in self.cloud.mailbox[self._mails_before :] if self.job.name in m.subject + m.body]
 
-    def mail(self, word: str, timeout: float = 25.0) -> Mail:
+    def mail(self, word: str, timeout: float = 60.0) -> Mail:
         """The first mail about this job with `word` in its subject."""
         return until(
             lambda: next((m for m in self.mails() if word in m.subject), None),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 from emulator.cloud import LocalCloud
-from tests.workflow.scenario import Scenario, fetch, until
+from tests.workflow.scenario import Scenario, fetch
 from training_agent.contract import Check, DetailType, SecondConfirmation, Verdict, encode
 
 
@@ -19,11 +20,13 @@ def test_c1_approved_on_the_page_replaces_exactly_that_instance(
     assert scenario.replace_requests() == []
     assert fetch("HEAD", link).status == 200
     assert scenario.answer("approve").status in (200, 303)
-    _new_instance_of(cloud, suspect)
+    scenario.wait_for_replacement()
     scenario.come_back()
     assert scenario.end() == "REPLACED"
     assert scenario.replace_requests() == [[suspect]]
     assert scenario.row()["decision_row"] == "C1"
+    assert _stories(scenario), "each step says what it did"
+    _assert_secret_stays_secret(cloud, scenario, link)
     assert scenario.walked() == [
         "locate", "contain", "decide", "request_approval", "replace", "verify", "resume", "closed",
     ]  # fmt: skip
@@ -64,7 +67,7 @@ def test_v3_that_repeats_is_decided_again_as_v1(cloud: LocalCloud, scenario: Sce
     scenario.raise_alarm(scenario.pair(Verdict.REPLAYER, second=SecondConfirmation.REPEATS))
     suspect = scenario.instance()
     scenario.answer("approve")
-    _new_instance_of(cloud, suspect)
+    scenario.wait_for_replacement()
     scenario.come_back()
     assert scenario.end() == "REPLACED"
     assert scenario.row()["decided_rows"] == ["V3", "V1"]
@@ -75,10 +78,11 @@ def test_w1_is_cordoned_reviewed_and_replaced(cloud: LocalCloud, scenario: Scena
     scenario.raise_alarm(scenario.diverged(), check=Check.WEIGHTS)
     suspect = scenario.instance()
     scenario.answer("approve")
-    _new_instance_of(cloud, suspect)
+    scenario.wait_for_replacement()
     scenario.come_back()
     assert scenario.end() == "REPLACED"
     assert scenario.row()["decision_row"] == "W1"
+    assert scenario.replace_requests() == [[suspect]]
 
 
 def test_rejected_and_kept_stays_cordoned(scenario: Scenario) -> None:
@@ -130,11 +134,18 @@ def test_a_duplicate_delivered_five_times_at_once_starts_one_execution(
     assert len([m for m in scenario.mails() if "review" in m.subject]) == 1
 
 
-def _new_instance_of(cloud: LocalCloud, suspect: str) -> None:
-    """Wait until the replacement's new instance runs and its node has joined."""
+def _stories(scenario: Scenario) -> list[str]:
+    """What a reader of the history gets told, step by step; empty when a step says nothing."""
+    outputs = []
+    for event in scenario.stack.history(scenario.execution()):
+        details = event.get("stateExitedEventDetails")
+        if event["type"] == "TaskStateExited" and details:
+            outputs.append(json.loads(details["output"])["story"])
+    return outputs if all(outputs) else []
 
-    def joined() -> bool | None:
-        new = dict(cloud.hyperpod.replacements()).get(suspect)
-        return True if new and f"hyperpod-{new}" in cloud.kubernetes.nodes else None
 
-    until(joined, f"the replacement of {suspect}")
+def _assert_secret_stays_secret(cloud: LocalCloud, scenario: Scenario, link: str) -> None:
+    secret = link.rsplit("/", 1)[-1]
+    assert secret not in json.dumps(scenario.stack.history(scenario.execution()), default=str)
+    for log in (cloud.folder / "functions").glob("*.log"):
+        assert secret not in log.read_text(), f"{log.name} tells the link"
