@@ -20,7 +20,9 @@ from .effects import job_pods, ours, permit
 from .outcome import StepResult, alarm_of, facts_of, findings_of, record
 
 WAIT_SECONDS = 60
-MAX_POLLS = 240  # four hours: DCGM level 4 takes up to two
+LONG_WAIT_SECONDS = 120  # after QUICK_POLLS: an execution's history must stay far from its limit of events
+QUICK_POLLS = 30
+MAX_POLLS = 135  # four hours: DCGM level 4 takes up to two
 MAX_UNSEEN_POLLS = 15  # accepted and never seen in progress
 MAX_WAITS_FOR_START = 60  # for the job's pods to leave, or for another check in this cluster
 CHECK_LOCK = "deep_check"  # one check per cluster at a time
@@ -60,7 +62,8 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     story = f"deep health check: {check.result.value}" + (f" ({check.note})" if check.note else "")
     record(needs, before, incident, story)
     if waiting:
-        return StepResult("waiting", story, wait_seconds=WAIT_SECONDS)
+        wait = WAIT_SECONDS if check.polls < QUICK_POLLS else LONG_WAIT_SECONDS
+        return StepResult("waiting", story, wait_seconds=wait)
     needs.controls.unlock(CHECK_LOCK, incident.id)
     return StepResult("confirmed", story)
 

@@ -12,7 +12,7 @@ from training_agent.contract import Mode
 
 from ..domain import policy
 from ..domain.errors import ConflictError, NeedsHumanError
-from ..domain.incident import Incident, Target
+from ..domain.incident import EffectState, Incident, Target
 from ..domain.times import stamp
 from ..ports import Clock, Controls, Incidents, KubeNode, KubePod, Kubernetes
 from .register import JOB_UID_LABEL
@@ -85,7 +85,10 @@ def cordon(needs: Hands, incident: Incident, target: Target, reason: str) -> boo
 
 
 def uncordon(needs: Hands, incident: Incident, target: Target) -> str:
-    """Take back our own cordon; says what was found when it is not ours any more."""
+    """Take back our own cordon, once; says what was found when it is not ours any more."""
+    effect = needs.incidents.effect(incident.id, f"uncordon:{target.node}")
+    if effect is not None and effect.state is EffectState.RESULT:
+        return f"{target.node} was uncordoned"
     for _ in range(CONFLICTS):
         node = needs.kubernetes.node(target.node)
         if node is None:

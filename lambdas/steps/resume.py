@@ -24,7 +24,9 @@ from .outcome import StepResult, alarm_of, record
 from .replace import REPLACE_LOCK
 
 WAIT_SECONDS = 30
-MAX_POLLS = 60  # half an hour for the job to start again; the incident closes without it
+LONG_WAIT_SECONDS = 60  # after QUICK_POLLS
+QUICK_POLLS = 20
+MAX_POLLS = 100  # an hour and a half for the job to start again; the incident closes without it
 RELEASING = frozenset({State.RELEASED, State.REJECTED_RELEASED})  # back to work
 FREED = RELEASING | {State.REPLACED}  # nobody has to hold for it any more
 
@@ -55,10 +57,13 @@ def run(needs: Needs, incident_id: str) -> StepResult:
         try:
             story = _free(needs, incident, closing)
         except NeedsHumanError as e:  # halted: nothing is released, and the incident says so
+            if closing is State.REPLACED:
+                return _close(needs, incident, closing, f"replaced; {e}")
             return _close(needs, replace(incident, human_reason=str(e)), State.HANDED_TO_HUMAN, str(e))
         incident, waiting = _look_for_job(needs, incident)
         if waiting:
-            return StepResult("waiting", f"{story}; the job has not started again yet", WAIT_SECONDS)
+            wait = WAIT_SECONDS if incident.tries["resume"] < QUICK_POLLS else LONG_WAIT_SECONDS
+            return StepResult("waiting", f"{story}; the job has not started again yet", wait)
         story = f"{story}; {_comparison(needs, incident)}"
     return _close(needs, incident, closing, story or incident.human_reason or closing.value)
 

@@ -39,6 +39,7 @@ class Driver:
         self.world = World()
         self.world.install(monkeypatch)
         self.path: list[str] = []
+        self.waited_s = 0
         self.stories: list[str] = []
         for node, instance in enumerate(builder.INSTANCES):
             self.add_node(instance)
@@ -98,6 +99,7 @@ class Driver:
         answer: dict[str, Any] = getattr(handlers, name)({"incident_id": incident.id, **payload}, CONTEXT)
         self.path.append(name)
         self.stories.append(str(answer["story"]))
+        self.waited_s += answer["wait_seconds"] if answer["outcome"] in ("waiting", "busy") else 0
         assert set(answer) == {"incident_id", "outcome", "story", "wait_seconds", "approval_timeout_seconds"}
         return answer
 

@@ -6,7 +6,6 @@ import pytest
 
 from lambdas.domain.incident import State
 from lambdas.domain.policy import Control
-from lambdas.ports import ClusterFacts
 from tests.events import builder
 from training_agent.contract import (
     Alarm,
@@ -77,110 +76,6 @@ def test_each_transition_leaves_an_event_on_the_bus(driver: Driver) -> None:
         "OPENING", "LOCATED", "CONTAINED", "DECIDED", "AWAITING_APPROVAL", "REPLACING", "VERIFYING",
         "CLOSING", "REPLACED",
     ]  # fmt: skip
-
-
-def transient(driver: Driver) -> str:
-    driver.register()
-    (incident,) = driver.alarm(builder.alarm(builder.pair(3, Verdict.TRANSIENT)))
-    return incident.id
-
-
-def check_ends(driver: Driver, label: str, after: int = 3) -> None:
-    """HyperPod's side of a deep check: InProgress, and `label` when it was looked at `after` times."""
-    looks = 0
-
-    def on_state(state: str) -> None:
-        nonlocal looks
-        looks += state == "confirm"
-        if looks > 1:
-            done = looks > after
-            status = "Running" if done else "DeepHealthCheckInProgress"
-            driver.world.cluster.set_status(SUSPECT, status)
-            labels = {"sagemaker.amazonaws.com/deep-health-check-status": label if done else "InProgress"}
-            driver.world.kubernetes.change(NODE, labels=labels)
-        if state == "resume" and not driver.world.kubernetes.nodes[NODE].unschedulable:
-            driver.job_returns()
-
-    driver.on_state = on_state  # type: ignore[method-assign]
-
-
-def test_a_transient_verdict_is_released_when_the_deep_check_passes(driver: Driver) -> None:
-    incident_id = transient(driver)
-    check_ends(driver, "Passed")
-    driver.play(driver.world.incidents.get(incident_id), "locate")
-    incident = driver.world.incidents.get(incident_id)
-    assert incident.state is State.RELEASED and incident.decided_rows == ("V2",)
-    assert driver.world.cluster.calls == [("check", SUSPECT)]
-    node = driver.world.kubernetes.nodes[NODE]
-    assert not node.unschedulable and node.annotations == {}
-    assert driver.world.quarantine.state(instance_subject(SUSPECT)) == "released"
-    assert not driver.world.mail.sent
-
-
-def test_a_failed_deep_check_asks_for_replacement(driver: Driver) -> None:
-    incident_id = transient(driver)
-    check_ends(driver, "Failed")
-    link = driver.until_asked(driver.world.incidents.get(incident_id))
-    assert link
-    assert driver.world.kubernetes.nodes[NODE].unschedulable
-
-
-def test_a_transient_verdict_that_repeats_asks_for_replacement_without_a_check(driver: Driver) -> None:
-    """The GPU's history counts, also under another instance."""
-    first = transient(driver)
-    check_ends(driver, "Passed")
-    driver.play(driver.world.incidents.get(first), "locate")
-    driver.world.cluster.calls.clear()
-    seats = builder.places()
-    alarm = builder.alarm(
-        builder.pair(3, Verdict.TRANSIENT), step=50, job=driver.world.incidents.get(first).job
-    )
-    assert seats[3].gpu_uuid
-    (second,) = driver.alarm(alarm)
-    assert driver.until_asked(second)
-    assert driver.world.cluster.calls == []
-
-
-def test_a_stuck_deep_check_is_bounded_and_ends_with_a_human_and_the_node_cordoned(driver: Driver) -> None:
-    incident_id = transient(driver)
-    driver.play(driver.world.incidents.get(incident_id), "locate")
-    incident = driver.world.incidents.get(incident_id)
-    assert incident.state is State.HANDED_TO_HUMAN
-    assert "stuck" in incident.human_reason
-    assert driver.world.kubernetes.nodes[NODE].unschedulable
-    assert driver.world.quarantine.state(instance_subject(SUSPECT)) == "held"
-    assert len(driver.world.mail.sent) == 1
-    assert not driver.world.controls.locks
-
-
-def test_running_is_not_passed_when_the_check_never_started(driver: Driver) -> None:
-    incident_id = transient(driver)
-    driver.world.cluster.start_health_check = lambda group, instance: None  # type: ignore[method-assign]
-    driver.play(driver.world.incidents.get(incident_id), "locate")
-    incident = driver.world.incidents.get(incident_id)
-    assert incident.state is State.HANDED_TO_HUMAN
-    assert "never_started" in incident.human_reason
-
-
-def test_a16_no_deep_check_before_approval_when_node_recovery_is_automatic(driver: Driver) -> None:
-    incident_id = transient(driver)
-    driver.world.cluster.facts = ClusterFacts("Automatic", {})
-    driver.play(driver.world.incidents.get(incident_id), "locate")
-    assert driver.world.incidents.get(incident_id).state is State.HANDED_TO_HUMAN
-    assert driver.world.cluster.calls == []
-
-
-def test_a16_a_node_that_vanishes_during_the_check_is_not_replaced_again(driver: Driver) -> None:
-    incident_id = transient(driver)
-
-    def on_state(state: str) -> None:
-        if driver.world.cluster.calls:
-            driver.world.cluster.members.pop(SUSPECT, None)
-
-    driver.on_state = on_state  # type: ignore[method-assign]
-    driver.play(driver.world.incidents.get(incident_id), "locate")
-    assert driver.world.incidents.get(incident_id).state is State.REPLACED_BY_HYPERPOD
-    assert driver.world.cluster.calls == [("check", SUSPECT)]
 
 
 def test_two_bad_gpus_are_two_incidents_and_one_replacement_at_a_time(driver: Driver) -> None:
@@ -282,3 +177,11 @@ def test_a_failed_step_is_told_to_a_human_with_its_error(driver: Driver) -> None
     assert "States.Timeout" in driver.world.mail.sent[0][2]
     driver.play(incident, "resume")
     assert driver.world.incidents.get(incident.id).state is State.HANDED_TO_HUMAN
+
+
+def test_a_retried_notice_sends_no_second_mail(driver: Driver) -> None:
+    driver.register()
+    (incident,) = driver.alarm(builder.alarm(builder.culprit(3)))
+    for _ in range(2):
+        driver.step("request_approval", incident, notice="human", seen={"story": "why"})
+    assert len(driver.world.mail.sent) == 1

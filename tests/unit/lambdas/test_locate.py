@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from lambdas import handlers
 from lambdas.domain.errors import UnavailableError
 from lambdas.domain.incident import Incident, State
 from tests.events import builder
@@ -75,7 +76,7 @@ def test_t3_a_verified_registration_is_never_replaced(driver: Driver) -> None:
 
 
 def test_malformed_and_foreign_registrations_are_dropped(driver: Driver) -> None:
-    driver.send("{", to=__import__("lambdas.handlers", fromlist=["register"]).register)
+    driver.send("{", to=handlers.register)
     driver.register(builder.registration(1, cluster="other"))
     assert not driver.world.registrations.rows
 
@@ -150,3 +151,18 @@ def test_t20_an_edited_alarm_row_is_not_acted_on(driver: Driver) -> None:
 def test_t15_an_instance_id_ends_where_it_ends() -> None:
     assert instance_id_of(NODE) == SUSPECT
     assert instance_id_of(NODE + "\n") is None
+
+
+def test_t20_an_edited_registration_is_not_believed(driver: Driver) -> None:
+    driver.register()
+    key = (builder.JOB.uid, 1, NODE)
+    row = driver.world.registrations.rows[key]
+    edited = row.text.replace(f'"instance_id":"{SUSPECT}"', f'"instance_id":"{builder.INSTANCES[0]}"')
+    driver.world.registrations.rows[key] = replace(row, text=edited)
+    assert driver.step("locate", opened(driver))["outcome"] == "human"
+
+
+def test_t4_a_replayed_registration_is_dropped(driver: Driver) -> None:
+    event = builder.event(builder.registration(1), **{"replay-name": "archive"})
+    driver.send(event, to=handlers.register)
+    assert not driver.world.registrations.rows
