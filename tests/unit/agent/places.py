@@ -15,9 +15,7 @@ def rank_map(nodes: Sequence[int]) -> RankMap:
     for rank, node in enumerate(nodes):
         local[node] = local.get(node, -1) + 1
         instance = f"i-{node:017x}"
-        places.append(
-            Place(rank, local[node], f"hyperpod-{instance}", instance, f"GPU-{node}-{local[node]}")
-        )
+        places.append(Place(rank, local[node], f"hyperpod-{instance}", instance, f"GPU-{node}-{local[node]}"))
     return RankMap(tuple(places))
 
 
