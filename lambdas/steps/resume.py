@@ -86,10 +86,10 @@ def _end_of(needs: Needs, incident: Incident) -> State:
 
 def _free(needs: Needs, incident: Incident, closing: State) -> str:
     """Uncordon what is ours (not what was replaced), then let the agents go."""
-    permit(needs, Mode.CONTAIN, "release")
     done = []
     if closing in RELEASING:
         done = [uncordon(needs, incident, t) for t in incident.targets if t.cordoned_by_us]
+    permit(needs, Mode.CONTAIN, "release of the quarantine")
     for subject in subjects(incident):
         needs.quarantine.release(subject, incident.delivery_key, incident.id, needs.clock.now())
     return ", ".join(done) or "quarantine released"

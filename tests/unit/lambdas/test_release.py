@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from lambdas.domain.incident import State
 from lambdas.domain.policy import Control
 from lambdas.ports import ClusterFacts
@@ -152,3 +156,20 @@ def test_a_job_that_resumed_inside_the_suspect_window_is_pointed_out(driver: Dri
     driver.job_returns = lambda *_, **__: returns(resumed_from=30)  # type: ignore[method-assign]
     driver.play(driver.world.incidents.get(incident_id), "locate")
     assert "from step 30, the agent had chosen 20" in driver.stories[-1]
+
+
+def test_the_kill_switch_thrown_during_the_uncordon_keeps_the_quarantine(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    incident_id = transient(driver)
+    check_ends(driver, "Passed")
+    driver.play(driver.world.incidents.get(incident_id), "locate", stop="resume")
+    patch = driver.world.kubernetes.patch_node
+
+    def patch_then_halt(*args: Any, **kwargs: Any) -> None:
+        patch(*args, **kwargs)
+        driver.world.controls.control = Control(None, kill_switch=True)
+
+    monkeypatch.setattr(driver.world.kubernetes, "patch_node", patch_then_halt)
+    driver.play(driver.world.incidents.get(incident_id), "resume")
+    assert driver.world.quarantine.state(instance_subject(SUSPECT)) == "held"
