@@ -53,92 +53,99 @@ def _rows(*actions: str, of: tuple[Place, ...]) -> Allow:
     return Allow("dynamodb", actions, at=of)
 
 
-READ_WRITE = ("GetItem", "Query", "PutItem", "UpdateItem")
-LOCK = ("GetItem", "PutItem", "UpdateItem", "DeleteItem")
-CLUSTER_READ = Allow(
-    "sagemaker", ("DescribeCluster", "DescribeClusterNode", "ListClusterNodes"), at=(Place.CLUSTER,)
-)
-EKS_LOGIN = Allow("eks", ("DescribeCluster",), at=(Place.EKS_CLUSTER,))  # endpoint and CA; RBAC does the rest
-TELL = Allow("events", ("PutEvents",), at=(Place.BUS,))  # "SDC Incident State Changed"
-OWN_ROWS = _rows(*READ_WRITE, of=(Place.INCIDENTS,))
-SWITCHES = _rows("GetItem", of=(Place.CONTROL,))  # mode and kill switch, read right before every effect
+def _cluster(*actions: str) -> Allow:
+    return Allow("sagemaker", actions, at=(Place.CLUSTER,))
 
 
 def _receive(queue: Place) -> Allow:
-    return Allow(
-        "sqs",
-        ("ReceiveMessage", "DeleteMessage", "ChangeMessageVisibility", "GetQueueAttributes"),
-        at=(queue,),
-    )
+    needed = ("ReceiveMessage", "DeleteMessage", "ChangeMessageVisibility", "GetQueueAttributes")
+    return Allow("sqs", needed, at=(queue,))
+
+
+# How a function finds the Kubernetes API: HyperPod cluster -> EKS cluster -> endpoint and CA. What it may do
+# there is said by RBAC (eks_access).
+KUBERNETES = (_cluster("DescribeCluster"), Allow("eks", ("DescribeCluster",), at=(Place.EKS_CLUSTER,)))
+ROWS = _rows("GetItem", "PutItem", "UpdateItem", of=(Place.INCIDENTS,))
+HISTORY = _rows("Query", of=(Place.INCIDENTS,))  # of instances, GPUs and the job
+NEWS = Allow("events", ("PutEvents",), at=(Place.BUS,))  # "SDC Incident State Changed"
+SWITCHES = _rows("GetItem", of=(Place.CONTROL,))  # mode and kill switch, read right before every effect
+TAKE_LOCK, FREE_LOCK = _rows("PutItem", of=(Place.CONTROL,)), _rows("DeleteItem", of=(Place.CONTROL,))
 
 
 PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
     "register": (
         _receive(Place.REGISTRATION_QUEUE),
-        CLUSTER_READ,
-        EKS_LOGIN,
-        _rows("GetItem", "PutItem", of=(Place.REGISTRATIONS,)),
+        _cluster("ListClusterNodes"),
+        *KUBERNETES,
+        _rows("PutItem", of=(Place.REGISTRATIONS,)),
     ),
     "ingest": (
         _receive(Place.ALARM_QUEUE),
-        OWN_ROWS,
+        ROWS,
         Allow("states", ("StartExecution",), at=(Place.WORKFLOW,)),
-        TELL,
+        NEWS,
     ),
     "locate": (
-        CLUSTER_READ,
-        OWN_ROWS,
-        _rows("GetItem", "Query", of=(Place.REGISTRATIONS,)),
-        TELL,
+        _cluster("ListClusterNodes"),
+        ROWS,
+        HISTORY,
+        _rows("GetItem", of=(Place.REGISTRATIONS,)),
+        NEWS,
     ),
     "contain": (
-        EKS_LOGIN,
-        OWN_ROWS,
+        *KUBERNETES,
+        ROWS,
+        HISTORY,
         SWITCHES,
-        _rows("GetItem", "PutItem", "UpdateItem", of=(Place.QUARANTINE,)),
-        TELL,
+        _rows("PutItem", "UpdateItem", of=(Place.QUARANTINE,)),
+        NEWS,
     ),
-    "decide": (OWN_ROWS, SWITCHES, TELL),
+    "decide": (ROWS, HISTORY, SWITCHES, NEWS),
     "confirm": (
-        Allow("sagemaker", ("StartClusterHealthCheck",), at=(Place.CLUSTER,)),
-        CLUSTER_READ,
-        EKS_LOGIN,
-        OWN_ROWS,
-        _rows(*LOCK, of=(Place.CONTROL,)),
-        TELL,
+        _cluster("StartClusterHealthCheck", "ListClusterNodes"),
+        *KUBERNETES,
+        ROWS,
+        HISTORY,
+        SWITCHES,
+        TAKE_LOCK,
+        FREE_LOCK,
+        NEWS,
     ),
     "request_approval": (
         Allow("sns", ("Publish", "ListSubscriptionsByTopic"), at=(Place.TOPIC,)),
-        OWN_ROWS,
+        ROWS,
         _rows("GetItem", "PutItem", "UpdateItem", of=(Place.APPROVALS,)),
-        TELL,
+        NEWS,
     ),
     "replace": (
-        Allow("sagemaker", ("BatchReplaceClusterNodes",), at=(Place.CLUSTER,)),
-        CLUSTER_READ,
-        EKS_LOGIN,
-        OWN_ROWS,
+        _cluster("BatchReplaceClusterNodes", "ListClusterNodes"),
+        *KUBERNETES,
+        ROWS,
         _rows("GetItem", of=(Place.APPROVALS,)),
-        _rows(*LOCK, of=(Place.CONTROL,)),
-        TELL,
+        SWITCHES,
+        TAKE_LOCK,
+        FREE_LOCK,
+        _rows("UpdateItem", of=(Place.CONTROL,)),  # counts the replacements of the day
+        NEWS,
     ),
-    "verify": (CLUSTER_READ, OWN_ROWS, _rows(*LOCK, of=(Place.CONTROL,)), TELL),
+    "verify": (_cluster("DescribeCluster", "ListClusterNodes"), ROWS, FREE_LOCK, NEWS),
     "resume": (
-        EKS_LOGIN,
-        OWN_ROWS,
-        _rows("DeleteItem", of=(Place.INCIDENTS,)),  # the gate
+        *KUBERNETES,
+        ROWS,
+        _rows("DeleteItem", of=(Place.INCIDENTS,)),  # its gate
         _rows("GetItem", of=(Place.APPROVALS,)),
-        _rows(*LOCK, of=(Place.CONTROL,)),
+        SWITCHES,
+        FREE_LOCK,
         _rows("Query", of=(Place.REGISTRATIONS,)),
-        _rows("GetItem", "PutItem", "UpdateItem", of=(Place.QUARANTINE,)),
-        TELL,
+        _rows("UpdateItem", of=(Place.QUARANTINE,)),
+        NEWS,
     ),
     "approval_show": (_rows("GetItem", of=(Place.APPROVALS,)),),
     "approval_decide": (
         _rows("GetItem", "UpdateItem", of=(Place.APPROVALS,)),
         Allow(
             "states",
-            ("SendTaskSuccess", "SendTaskFailure"),
+            ("SendTaskSuccess",),
             at=(Place.EVERYTHING,),
             reason="Step Functions has no resource level for task tokens",
         ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,6 @@ ONLY = {  # an action that no other function may have
     "sagemaker:StartClusterHealthCheck": {"confirm"},
     "states:StartExecution": {"ingest"},
     "states:SendTaskSuccess": {"approval_decide"},
-    "states:SendTaskFailure": {"approval_decide"},
 }
 VARIABLE_OF = {
     "INCIDENT_TABLE": Place.INCIDENTS,
@@ -81,8 +82,8 @@ def test_the_page_that_shows_can_only_read(resources: Resources) -> None:
         ("ingest", {"sagemaker", "eks", "sns"}),
         ("register", {"states", "sns"}),
         ("locate", {"states", "sns", "eks"}),
-        ("contain", {"sagemaker", "states", "sns"}),
-        ("resume", {"states", "sagemaker", "sns"}),
+        ("contain", {"states", "sns"}),
+        ("resume", {"states", "sns"}),
         ("decide", {"sagemaker", "eks", "states", "sns", "sqs"}),
         ("request_approval", {"states", "sagemaker", "eks"}),
         ("approval_show", {"states", "sns", "sagemaker", "eks", "kms"}),
@@ -114,10 +115,7 @@ def test_a_wildcard_stands_only_where_a_reason_stands(resources: Resources) -> N
         for action in as_list(statement["Action"])
         if name != "WorkflowRole"
     }
-    assert wild == {
-        ("ApprovalDecideRole", "states:SendTaskSuccess"),
-        ("ApprovalDecideRole", "states:SendTaskFailure"),
-    }
+    assert wild == {("ApprovalDecideRole", "states:SendTaskSuccess")}
     every = [a for role in of_type(resources, "AWS::IAM::Role").values() for a in actions(role)]
     assert not [action for action in every if "*" in action]
 
@@ -135,6 +133,20 @@ def test_a_function_may_use_what_it_is_told_of_and_nothing_else(step: str) -> No
         Place.CLUSTER, Place.EKS_CLUSTER, Place.EVERYTHING, Place.ALARM_QUEUE, Place.REGISTRATION_QUEUE,
     }  # fmt: skip
     assert may - named_otherwise == told
+
+
+def test_who_uses_kubernetes_may_find_it() -> None:
+    """The way to the endpoint leads over HyperPod's DescribeCluster, whatever the step does there."""
+    steps = [step for step in PERMISSIONS if not step.startswith("approval_")]
+    uses = {s for s in steps if "kubernetes" in {f.name for f in dataclasses.fields(needs_of(s))}}
+    for step in steps:
+        allowed = {action for allow in PERMISSIONS[step] for action in allow.qualified}
+        assert ("eks:DescribeCluster" in allowed) == (step in uses), step
+        assert "sagemaker:DescribeCluster" in allowed or step not in uses, step
+
+
+def needs_of(step: str) -> Any:
+    return importlib.import_module(f"lambdas.steps.{step}").Needs
 
 
 def test_the_state_machine_calls_the_steps_and_nothing_else(resources: Resources) -> None:

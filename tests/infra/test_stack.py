@@ -150,7 +150,7 @@ def test_queues_are_encrypted_and_refuse_plain_http(resources: Resources) -> Non
 def test_the_page_has_three_routes_and_nothing_else(resources: Resources) -> None:
     routes = of_type(resources, "AWS::ApiGatewayV2::Route")
     assert {route["RouteKey"] for route in routes.values()} == {
-        "GET /review/{secret}", "HEAD /review/{link}", "POST /review/{link}",
+        "GET /review/{secret}", "HEAD /review/{secret}", "POST /review/{secret}",
     }  # fmt: skip
     integrations = {
         name: json.dumps(item) for name, item in of_type(resources, "AWS::ApiGatewayV2::Integration").items()
