@@ -3,7 +3,8 @@
 Each repair was found by running it (docs of the real service on one side, moto's answer on the other):
 
 1. SendTaskFailure dropped `cause`.
-2. StopExecution left an execution that waits for a callback in RUNNING for ever; it ends ABORTED now.
+2. StopExecution left an execution that waits for a callback in RUNNING for ever, and dropped error and cause;
+   it ends ABORTED now, with both.
 3. StartExecution without a name was named "None", so that the second one collided; it gets a UUID, and two
    simultaneous starts under one name no longer both succeed.
 4. Wait and Retry sleep real time; both are multiplied by the time scale (a callback's TimeoutSeconds is not).
@@ -21,11 +22,12 @@ import threading
 import time
 import types
 import uuid
+from datetime import datetime, timezone
 from typing import Any
 
 import boto3
 import moto
-from moto.core.responses import EmptyResult
+from moto.core.responses import ActionResult, EmptyResult
 
 from .names import LOOPBACK
 
@@ -89,6 +91,7 @@ def _keep_failure_cause() -> None:
 
 
 def _abort_waiting_callbacks() -> None:
+    responses = importlib.import_module("moto.stepfunctions.responses")
     module = importlib.import_module("moto.stepfunctions.parser.backend.execution")
     aborted = importlib.import_module("moto.stepfunctions.parser.api").ExecutionStatus.ABORTED
     original_stop = module.Execution.stop
@@ -107,6 +110,15 @@ def _abort_waiting_callbacks() -> None:
             self.execution.exec_status = aborted
             self.execution.error, self.execution.cause = stopped
 
+    def stop_execution(self: Any) -> Any:
+        execution = self.stepfunction_backend.describe_execution(self._get_param("executionArn"))
+        if execution.status == "RUNNING":
+            now = datetime.now(timezone.utc)
+            execution.stop(stop_date=now, error=self._get_param("error"), cause=self._get_param("cause"))
+            execution.stop_date = now
+        return ActionResult({"stopDate": execution.stop_date})
+
+    responses.StepFunctionResponse.stop_execution = stop_execution
     module.Execution.stop = stop
     module.BaseExecutionWorkerCommunication._reflect_execution_status = reflect
 
