@@ -100,7 +100,7 @@ def input_of(target: Mapping[str, Any], event: Event) -> str:
         value = models.EventTemplateParser.parse(
             input_template=transformer["InputTemplate"],
             input_paths_map=transformer.get("InputPathsMap", {}),
-            event=event,
+            event=event | {"ingestion-time": event["time"]},
         )
         return value if isinstance(value, str) else json.dumps(value)
     if "InputPath" in target:
