@@ -11,6 +11,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from .domain import messages
+
 TEMPLATES = Path(__file__).parent / "templates"
 STYLE = (TEMPLATES / "style.css").read_text(encoding="utf-8")
 _STYLE_TAG = Markup(STYLE)  # noqa: S704  # our own file, the one thing that is not escaped
@@ -31,6 +33,7 @@ HEADERS = {
 _environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined
 )
+_environment.filters["when"] = messages.when
 
 
 @dataclass(frozen=True, slots=True)

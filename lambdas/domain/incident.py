@@ -117,6 +117,7 @@ class Incident:
     touched: bool = False  # contain held, cordoned or evicted something
     decision_row: str | None = None
     decided_rows: tuple[str, ...] = ()
+    decision_reason: str = ""  # one sentence, for mail and page
     closing: State | None = None  # the terminal state that `resume` is to write
     human_reason: str = ""
     second_read: bool = False  # confirm has read the agent's second confirmation

@@ -12,7 +12,8 @@ from training_agent.contract import Alarm, Finding
 
 from .approval import Fact
 from .decision_table import Row
-from .incident import Incident
+from .incident import CheckResult, Incident
+from .times import moment
 
 COLUMNS = 72
 MAX_SUBJECT = 99  # SNS: under 100 characters, one line
@@ -67,10 +68,23 @@ def facts(
         ("Suspect window", f"steps {alarm.suspect_window[0]} to {alarm.suspect_window[1]}"),
         ("Decision", f"{row.id}: {row.finding}; {row.meaning}"),
         ("Because", reason),
+        ("Deep health check", _check(incident)),
         ("The job resumes from", resume),
     ]
     lines += [("Evidence", f.evidence) for f in findings if f.evidence]
     return tuple(Fact(label, one_line(text)) for label, text in lines if text)
+
+
+def _check(incident: Incident) -> str:
+    check = incident.deep_check
+    if check.result is CheckResult.NOT_RUN:
+        return ""
+    return f"{check.result.value}: {check.note}" if check.note else check.result.value
+
+
+def when(stamped: str) -> str:
+    """A stored moment for people, to the minute."""
+    return moment(stamped).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def warnings(incident: Incident) -> tuple[str, ...]:
@@ -91,7 +105,8 @@ def approval_mail(incident: Incident, lines: tuple[Fact, ...], link: str, expire
         f"A training job accuses node {incident.node} of silent data corruption. It is cordoned, and the "
         "job's pods were moved off it. Replacing it needs a person's consent.",
         "Review (opening it changes nothing):\n" + link,
-        f"The link ends at {expires_at}. Without an answer the node stays cordoned and is not replaced.",
+        f"The link ends at {when(expires_at)}. "
+        "Without an answer the node stays cordoned and is not replaced.",
     )
     rest = "\n".join(
         [listing(lines), "", *(textwrap.fill("WARNING: " + w, COLUMNS) for w in warnings(incident))]

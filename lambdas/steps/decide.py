@@ -37,7 +37,9 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     rows = incident.decided_rows
     if not rows or rows[-1] != decision.row.id:
         rows = (*rows, decision.row.id)
-    decided = replace(incident, decision_row=decision.row.id, decided_rows=rows).to(State.DECIDED)
+    decided = replace(
+        incident, decision_row=decision.row.id, decided_rows=rows, decision_reason=decision.reason
+    ).to(State.DECIDED)
     story = f"{decision.row.id} -> {decision.next.value}: {decision.reason}"
     record(needs, incident, _closing(decided, decision, facts), story)
     return StepResult(

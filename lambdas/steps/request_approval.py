@@ -100,8 +100,7 @@ def _approval(needs: Needs, incident: Incident, alarm: Alarm, secret: str) -> Ap
 
 def _lines(needs: Needs, incident: Incident, alarm: Alarm) -> tuple[Fact, ...]:
     row = ROWS[incident.decision_row or "X0"]
-    check = incident.deep_check
-    reason = incident.human_reason or f"{row.then.value}; deep health check: {check.result.value}"
+    reason = incident.human_reason or incident.decision_reason
     return messages.facts(incident, alarm, findings_of(alarm, incident), row, reason)
 
 

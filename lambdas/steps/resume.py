@@ -29,6 +29,10 @@ QUICK_POLLS = 20
 MAX_POLLS = 100  # an hour and a half for the job to start again; the incident closes without it
 RELEASING = frozenset({State.RELEASED, State.REJECTED_RELEASED})  # back to work
 FREED = RELEASING | {State.REPLACED}  # nobody has to hold for it any more
+_ENDS = {
+    State.EXPIRED: "nobody answered; the node stays cordoned and was not replaced",
+    State.REJECTED_KEPT: "a human rejected the replacement and keeps the node cordoned",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ def run(needs: Needs, incident_id: str) -> StepResult:
             wait = WAIT_SECONDS if incident.tries["resume"] < QUICK_POLLS else LONG_WAIT_SECONDS
             return StepResult("waiting", f"{story}; the job has not started again yet", wait)
         story = f"{story}; {_comparison(needs, incident)}"
-    return _close(needs, incident, closing, story or incident.human_reason or closing.value)
+    return _close(needs, incident, closing, story or _ENDS.get(closing, incident.human_reason))
 
 
 def _end_of(needs: Needs, incident: Incident) -> State:
