@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import steps, wiring
-from .domain.errors import NoApproverError, PermanentError, RetryableError
+from .domain.errors import NoApproverError, PermanentError, PipelineError
 from .observability import MetricUnit, logger, metrics
 from .steps.outcome import Recorder, StepResult, to_human
 
@@ -119,12 +119,12 @@ def _step(needs: Recorder, event: Event, run: Callable[[], StepResult]) -> Event
 
 
 def _batch(event: Event, take: Callable[[str], None]) -> Event:
-    """One SQS batch; only what may be tried again is reported as failed."""
+    """One SQS batch; a message that failed comes again, and at last goes to the dead-letter queue."""
     failed = []
     for message in event.get("Records", []):
         try:
             take(str(message["body"]))
-        except RetryableError as e:
+        except PipelineError as e:
             logger.warning(
                 "delivered again later", extra={"message_id": message["messageId"], "reason": str(e)}
             )

@@ -76,8 +76,8 @@ def _accept(settings: IngestSettings, alarm: Alarm, now: datetime) -> None:
     if alarm.cluster != settings.cluster_name:
         raise ContractError(f"alarm of cluster {alarm.cluster[:60]!r}, this is {settings.cluster_name!r}")
     names = [alarm.job.uid, alarm.job.name, *(f.place.node for f in alarm.findings if f.place is not None)]
-    if not all(0 < len(name) <= MAX_NAME for name in names):
-        raise ContractError(f"a name is empty or longer than {MAX_NAME} characters")
+    if not all(0 < len(name) <= MAX_NAME and _is_text(name) for name in names):
+        raise ContractError(f"a name is empty, longer than {MAX_NAME} characters, or no Unicode text")
     try:
         age = now - moment(alarm.time)
     except ValueError as e:
@@ -86,6 +86,15 @@ def _accept(settings: IngestSettings, alarm: Alarm, now: datetime) -> None:
         raise ContractError(f"alarm is {age} old, at most {settings.max_alarm_age} are acted on")
     if age < -MAX_CLOCK_AHEAD:
         raise ContractError("alarm comes from the future")
+
+
+def _is_text(name: str) -> bool:
+    """JSON can hold half a surrogate pair; no table can."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _take(needs: Needs, alarm: Alarm, group: findings.Group, named: int, now: datetime) -> tuple[str, bool]:

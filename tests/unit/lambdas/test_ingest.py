@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lambdas.domain.errors import UnavailableError
+from lambdas.domain.errors import RefusedError, UnavailableError
 from lambdas.domain.incident import State
 from tests.events import builder
 from training_agent.contract import Check, Verdict
@@ -48,6 +48,7 @@ BAD: dict[str, str | dict[str, Any]] = {
     "older than a day": detail(time="2025-12-31T00:00:00Z"),
     "from the future": detail(time="2026-01-01T00:40:00Z"),
     "empty job uid": detail(job={"name": "llama", "uid": "", "attempt": 1, "namespace": "x"}),
+    "half a surrogate": detail(job={"name": "llama", "uid": "\ud800", "attempt": 1}),
     "name beyond a table's key": detail(job={"name": "llama", "uid": "u" * 3000, "attempt": 1}),
 }
 
@@ -82,6 +83,21 @@ def test_a14_store_down_fails_closed(driver: Driver, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(driver.world.incidents, "delivery", down)
     assert driver.send(builder.event(ALARM)) == {"batchItemFailures": [{"itemIdentifier": "m0"}]}
     assert not driver.world.workflow.started
+
+
+def test_one_message_that_the_store_refuses_does_not_fail_the_others(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delivery = driver.world.incidents.delivery
+
+    def refuse_first(key: str, node: str | None) -> Any:
+        monkeypatch.setattr(driver.world.incidents, "delivery", delivery)
+        raise RefusedError("ValidationException")
+
+    monkeypatch.setattr(driver.world.incidents, "delivery", refuse_first)
+    answer = driver.send(builder.event(ALARM), detail(step=31))
+    assert answer == {"batchItemFailures": [{"itemIdentifier": "m0"}]}
+    assert len(driver.world.workflow.started) == 1
 
 
 def test_execution_is_started_again_after_a_crash_before_it(driver: Driver) -> None:
