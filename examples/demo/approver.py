@@ -33,17 +33,23 @@ class Page(HTMLParser):
 
     def __post_init__(self) -> None:
         super().__init__()
+        self._unseen = False
         self.feed(self.html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {k: v or "" for k, v in attrs}
+        self._unseen = tag in ("style", "title")
         if tag == "form":
             self.action = given.get("action", "")
         elif tag in ("input", "select", "textarea", "button") and "name" in given:
             self.fields.setdefault(given["name"], given.get("value", ""))
 
+    def handle_endtag(self, tag: str) -> None:
+        self._unseen = False
+
     def handle_data(self, data: str) -> None:
-        self.words.append(data)
+        if not self._unseen:  # style sheets are no words of the page
+            self.words.append(data)
 
     @property
     def text(self) -> str:
