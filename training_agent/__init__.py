@@ -8,22 +8,42 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ._phase import Phase
     from .checkpoint import CheckpointStore
-    from .errors import SdcAlarm
+    from .checks.weights import find_divergent_ranks
+    from .errors import AgentError, ConfigurationError, SdcAlarm
     from .guard import Guard, attach
     from .hold import hold_while_quarantined
     from .schedule import Schedule
+    from .settings import AgentSettings
 
 _HOME = {
     "attach": "guard",
     "Guard": "guard",
     "Schedule": "schedule",
     "SdcAlarm": "errors",
+    "ConfigurationError": "errors",
+    "AgentError": "errors",
+    "AgentSettings": "settings",
     "CheckpointStore": "checkpoint",
+    "Phase": "_phase",
+    "find_divergent_ranks": "checks.weights",
     "hold_while_quarantined": "hold",
 }
 
-__all__ = ["attach", "Guard", "Schedule", "SdcAlarm", "CheckpointStore", "hold_while_quarantined"]
+__all__ = [
+    "attach",
+    "Guard",
+    "Schedule",
+    "SdcAlarm",
+    "ConfigurationError",
+    "AgentError",
+    "AgentSettings",
+    "CheckpointStore",
+    "Phase",
+    "find_divergent_ranks",
+    "hold_while_quarantined",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torch import nn
-
 from ._alarm import Sighting, weights_findings
 from ._capture import Capture, Unit
-from ._comm import Comm
 from ._evidence import Evidence
 from ._ring import ReplayFailedError, Ring, RingResult, contests
+from ._startup import Setup
 from .attribution import Contested, attribute, contested_targets
 from .checks.weights import Divergence, find_divergent_ranks
 from .contract import Check, Finding, FindingKind
-from .placement import RankMap, partners
+from .placement import partners
 from .schedule import Partner
 
 
@@ -35,17 +33,10 @@ class AuditPass:
 class Examiner:
     """The replica group's judge. Every method is called on all ranks alike."""
 
-    def __init__(
-        self,
-        comm: Comm,
-        ring: Ring,
-        rank_map: RankMap,
-        partner: Partner,
-        parameters: dict[str, nn.Parameter],
-    ) -> None:
-        self._comm, self._ring, self._rank_map = comm, ring, rank_map
-        self._rotate = partner is Partner.ROTATE
-        self._parameters = parameters
+    def __init__(self, setup: Setup, ring: Ring) -> None:
+        self._comm, self._ring, self._rank_map = setup.comm, ring, setup.rank_map
+        self._rotate = setup.schedule.partner is Partner.ROTATE
+        self._parameters = setup.parameters
         self._audits = 0
 
     def examine(

@@ -10,14 +10,10 @@ from typing import NoReturn
 
 from . import _alarm
 from ._alarm import Passes, Sighting
-from ._comm import Comm
-from .checkpoint import CheckpointStore
+from ._startup import Setup
 from .contract import Alarm, to_plain
 from .errors import SdcAlarm
 from .log_line import log_line
-from .placement import RankMap
-from .report import Reporter
-from .settings import AgentSettings
 
 FAREWELL = timedelta(seconds=10)  # a launcher kills the siblings right after the first exit
 
@@ -25,16 +21,8 @@ FAREWELL = timedelta(seconds=10)  # a launcher kills the siblings right after th
 class AlarmLatch:
     """Remembers the alarm: an `except Exception` in a loop must not swallow it."""
 
-    def __init__(
-        self,
-        comm: Comm,
-        rank_map: RankMap,
-        settings: AgentSettings,
-        reporter: Reporter | None,
-        checkpoints: CheckpointStore | None,
-    ) -> None:
-        self._comm, self._rank_map, self._settings = comm, rank_map, settings
-        self._reporter, self._checkpoints = reporter, checkpoints
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
         self._alarm: Alarm | None = None
 
     def trip(self, sighting: Sighting, passes: Passes) -> NoReturn:
@@ -43,14 +31,15 @@ class AlarmLatch:
         Raises:
             SdcAlarm: always.
         """
+        setup = self._setup
         self._alarm = _alarm.build(
-            sighting, passes, self._rank_map, self._settings, self._comm, self._checkpoints
+            sighting, passes, setup.rank_map, setup.settings, setup.comm, setup.checkpoints
         )
-        if self._reporter is not None:
-            self._reporter.alarm(self._alarm)
+        if setup.reporter is not None:
+            setup.reporter.alarm(self._alarm)
         else:
-            log_line("alarm", rank=self._comm.rank, alarm=to_plain(self._alarm))
-        self._comm.meet(f"sdc/alarm/{self._alarm.step}/{self._alarm.time}", FAREWELL)
+            log_line("alarm", rank=setup.comm.rank, alarm=to_plain(self._alarm))
+        setup.comm.meet(f"sdc/alarm/{self._alarm.step}/{self._alarm.time}", FAREWELL)
         raise SdcAlarm(self._alarm, _alarm.message(self._alarm))
 
     def raise_again(self) -> None:

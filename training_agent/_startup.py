@@ -1,4 +1,4 @@
-"""What happens once: refusals before the first update, the self-test, the map of ranks, the discarded pass.
+"""What happens once: refusals before the first update, the self-test, the map of ranks.
 
 Comes in: the user's model, optimizer and settings. Goes out: nothing on success, or `ConfigurationError` on
 every rank alike. Next: `guard` watches steps.
@@ -9,25 +9,74 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
+from . import exit_codes
 from ._alarm import versions
-from ._capture import kept_rng
 from ._comm import Comm
+from .checkpoint import CheckpointStore
+from .checks.replay import LossFunction
 from .contract import Env, NodeRegistration
-from .determinism import deterministic, require_cublas_workspace
+from .determinism import require_cublas_workspace
 from .digest import digest
 from .errors import AgentError, ConfigurationError
 from .log_line import utc_now
-from .placement import RankMap
+from .placement import RankMap, gather_places, partners
+from .report import Reporter
 from .schedule import Schedule
 from .settings import AgentSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a guard works on, after everything that can be refused has been."""
+
+    ddp: DistributedDataParallel
+    optimizer: Optimizer
+    compute_loss: LossFunction | None
+    schedule: Schedule
+    settings: AgentSettings
+    reporter: Reporter | None
+    checkpoints: CheckpointStore | None
+    comm: Comm
+    rank_map: RankMap
+    device: torch.device
+    parameters: dict[str, nn.Parameter]  # those that are trained, by name
+
+
+def set_up(
+    ddp: nn.Module,
+    optimizer: Optimizer,
+    compute_loss: LossFunction | None,
+    schedule: Schedule,
+    step: int,
+    settings: AgentSettings | None,
+    reporter: Reporter | None,
+    checkpoints: CheckpointStore | None,
+) -> Setup:
+    """See `guard.attach` for arguments and errors; a collective."""
+    exit_codes.install()
+    group = group_of(ddp)
+    assert isinstance(ddp, DistributedDataParallel)
+    parameters = {n: p for n, p in ddp.module.named_parameters() if p.requires_grad}
+    device = next(iter(parameters.values()), torch.empty(0)).device
+    comm = Comm(group, device)
+    own = agree_on_setup(
+        comm, device, schedule, step, lambda: settings or AgentSettings.from_env(), parameters
+    )
+    self_test(comm, device)
+    rank_map = gather_places(own.place(comm.rank, local_rank()), group)
+    partners(rank_map, 0)  # refuses layouts without an assignment, before the first update
+    return Setup(
+        ddp, optimizer, compute_loss, schedule, own, reporter, checkpoints, comm, rank_map, device, parameters
+    )
 
 
 def group_of(ddp: nn.Module) -> dist.ProcessGroup:
@@ -127,10 +176,9 @@ def local_rank() -> int:
     return int(os.environ.get(Env.LOCAL_RANK, "0"))
 
 
-def registration(
-    rank: int, rank_map: RankMap, settings: AgentSettings, resumed_from: int | None
-) -> NodeRegistration | None:
+def registration(setup: Setup, resumed_from: int | None) -> NodeRegistration | None:
     """What this node tells the pipeline, from its first rank; None on the others."""
+    rank_map, settings, rank = setup.rank_map, setup.settings, setup.comm.rank
     node = rank_map.node_of(rank)
     ranks = rank_map.ranks_on(node)
     if rank != min(ranks, key=lambda r: rank_map.places[r].local_rank):
@@ -149,54 +197,9 @@ def registration(
     )
 
 
-def warm_up(
-    ddp: DistributedDataParallel,
-    device: torch.device,
-    forward: Callable[[], Any],
-    backward: Callable[[Any], None],
-    *,
-    strict: bool,
-) -> None:
-    """Run a forward and backward through DDP and discard it: RNG, buffers and gradients are put back.
-
-    DDP lays its buckets out anew after the first backward, so a resumed run would sum its first step in
-    another order than the run it continues. With `strict`, an operator without a deterministic kernel shows
-    here, before the first update.
-
-    Raises:
-        ConfigurationError: an operator has no deterministic kernel.
-    """
-    parameters = list(ddp.parameters())
-    gradients = [p.grad for p in parameters]
-    buffers = [b.detach().clone() for b in ddp.buffers()]
-    hooks = [p._post_accumulate_grad_hooks for p in parameters]
-    muted = [dict(h) if h else {} for h in hooks]
-    sync = ddp.require_backward_grad_sync
-    try:
-        ddp.require_backward_grad_sync = True  # the first forward may stand inside no_sync()
-        for p, h in zip(parameters, hooks, strict=True):
-            p.grad = None
-            if h:
-                h.clear()  # a user's hook may apply an update
-        with kept_rng(device), deterministic() if strict else nullcontext():
-            # With static_graph DDP only counts hooks in its first backward and orders buckets by the second.
-            for _ in range(2 if ddp.static_graph else 1):
-                backward(forward())
-                for p in parameters:
-                    p.grad = None
-    except RuntimeError as e:
-        if "deterministic" in str(e):
-            raise ConfigurationError(
-                f"The model cannot be audited: {e} Use another operator, or Schedule(audit_every=None)."
-            ) from e
-        raise
-    finally:
-        ddp.require_backward_grad_sync = sync
-        torch.clear_autocast_cache()  # it holds casts whose graph is gone
-        for p, grad, h, own in zip(parameters, gradients, hooks, muted, strict=True):
-            p.grad = grad
-            if h is not None:
-                h.update(own)
-        with torch.no_grad():
-            for buffer, saved in zip(ddp.buffers(), buffers, strict=True):
-                buffer.copy_(saved)
+def refuse_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse `optimizer.step(closure)`: its backward would run after the checks."""
+    if any(callable(a) for a in (*args, *kwargs.values()) if not isinstance(a, Optimizer)):
+        raise ConfigurationError(
+            "optimizer.step(closure) cannot be guarded yet: run forward and backward first, then call step()."
+        )

@@ -6,6 +6,8 @@ reason why this step cannot be audited. Next: `_ring` ships and compares them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,10 +63,15 @@ class StepWatch:
 
     # -- the forward, in order -------------------------------------------------------------------------
 
-    def enter_loss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The loss function starts."""
+    @contextmanager
+    def inside_loss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        """The loss function runs inside the block."""
         self._start_unit(Unit.LOSS, args, kwargs)
         self.in_loss = True
+        try:
+            yield
+        finally:
+            self.in_loss = False
 
     def enter_module(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The wrapped module's forward starts, after DDP has broadcast its buffers."""
@@ -86,7 +93,6 @@ class StepWatch:
 
     def leave_loss(self, loss: Tensor) -> None:
         """The loss function returned."""
-        self.in_loss = False
         if self._units != 1:
             return
         self.loss = loss.detach()

@@ -16,26 +16,25 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from . import _startup, exit_codes
+from . import _startup
 from ._alarm import Sighting
 from ._capture import Capture
-from ._comm import Comm
 from ._evidence import Depth, Evidence
 from ._examine import AuditPass, Examiner
 from ._latch import AlarmLatch
 from ._ledger import Ledger, LoadedManifest
 from ._phase import Phase
 from ._ring import Ring
+from ._startup import Setup
+from ._warm_up import backward_from_outputs, warm_up
 from ._watch import StepWatch
 from .checkpoint import CheckpointStore
 from .checks.nonfinite import GradientNorms
-from .checks.replay import LossFunction, output_tensors, recompute
+from .checks.replay import LossFunction, recompute
 from .determinism import DeterministicMode, deterministic
 from .errors import CheckpointError, ConfigurationError
-from .placement import RankMap, gather_places, partners
 from .report import Reporter, StepChecks
 from .schedule import Schedule
 from .settings import AgentSettings
@@ -71,56 +70,27 @@ def attach(
     ------
     ConfigurationError: on every rank, when one of them cannot be guarded; the text says what to change.
     """
-    group = _startup.group_of(ddp_model)
-    assert isinstance(ddp_model, DistributedDataParallel)
-    schedule = schedule or Schedule()
-    parameters = {n: p for n, p in ddp_model.module.named_parameters() if p.requires_grad}
-    device = next(ddp_model.module.parameters(), torch.empty(0)).device
-    comm = Comm(group, device)
-    settings = _startup.agree_on_setup(
-        comm, device, schedule, step, lambda: settings or AgentSettings.from_env(), parameters
+    setup = _startup.set_up(
+        ddp_model, optimizer, compute_loss, schedule or Schedule(), step, settings, reporter, checkpoints
     )
-    _startup.self_test(comm, device)
-    rank_map = gather_places(settings.place(comm.rank, _startup.local_rank()), group)
-    partners(rank_map, 0)  # refuses layouts without an assignment, before the first update
-    exit_codes.install()
-    return Guard(
-        ddp_model, optimizer, compute_loss, schedule, step, settings, reporter, checkpoints, comm, rank_map
-    )
+    return Guard(setup, step)
 
 
 class Guard:
     """Made by `attach`; lives until `close`."""
 
-    def __init__(
-        self,
-        ddp: DistributedDataParallel,
-        optimizer: Optimizer,
-        compute_loss: LossFunction | None,
-        schedule: Schedule,
-        step: int,
-        settings: AgentSettings,
-        reporter: Reporter | None,
-        checkpoints: CheckpointStore | None,
-        comm: Comm,
-        rank_map: RankMap,
-    ) -> None:
-        self._ddp, self._optimizer, self._compute_loss = ddp, optimizer, compute_loss
-        self._schedule, self._settings = schedule, settings
-        self._reporter = reporter
-        self._comm, self._rank_map = comm, rank_map
+    def __init__(self, setup: Setup, step: int) -> None:
+        self._setup = setup
         self._step = step
         self._phase = Phase.TRAINING
         self._started = False
-        self._latch = AlarmLatch(comm, rank_map, settings, reporter, checkpoints)
         self._ledger = Ledger()
         self._determinism = DeterministicMode()
-        self._named = {n: p for n, p in ddp.module.named_parameters() if p.requires_grad}
-        self._device = next(iter(self._named.values())).device
-        self._norms = GradientNorms(list(self._named.values()), lambda: self._phase is Phase.TRAINING)
-        self._watch = StepWatch(ddp.module, self._norms, self._device)
-        ring = Ring(comm, self._device, self._recompute)
-        self._examiner = Examiner(comm, ring, rank_map, schedule.partner, self._named)
+        self._latch = AlarmLatch(setup)
+        self._norms = GradientNorms(list(setup.parameters.values()), lambda: self._phase is Phase.TRAINING)
+        self._watch = StepWatch(setup.ddp.module, self._norms, setup.device)
+        self._examiner = Examiner(setup, Ring(setup.comm, setup.device, self._recompute))
+        ddp, optimizer = setup.ddp, setup.optimizer
         self._hooks = [
             ddp.register_forward_pre_hook(self._on_ddp_forward, with_kwargs=True),
             ddp.module.register_forward_pre_hook(self._on_module_forward, with_kwargs=True),
@@ -143,16 +113,16 @@ class Guard:
 
     def compute_loss(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         """Call the loss function given to `attach` with the same arguments, and watch it."""
-        if self._compute_loss is None:
+        compute = self._setup.compute_loss
+        if compute is None:
             raise ConfigurationError(
                 "guard.compute_loss() needs the loss function: pass attach(..., compute_loss=compute_loss)."
             )
         if self._phase is not Phase.TRAINING or not torch.is_grad_enabled():
-            return self._compute_loss(model, *args, **kwargs)
-        compute = self._compute_loss
+            return compute(model, *args, **kwargs)
         self._begin_step(lambda: compute(model, *args, **kwargs), lambda loss: loss.backward())
-        self._watch.enter_loss(args, kwargs)
-        loss = compute(model, *args, **kwargs)
+        with self._watch.inside_loss(args, kwargs):
+            loss = compute(model, *args, **kwargs)
         if not isinstance(loss, Tensor):
             raise ConfigurationError(
                 f"compute_loss returned a {type(loss).__name__}; it must return the loss tensor."
@@ -172,13 +142,13 @@ class Guard:
             last = self._ledger.passes.weights
             raise ConfigurationError(
                 f"The weights of step {self._step} were not compared (last passed: {last}). Save at steps "
-                f"that are due: multiples of ckpt_every={self._schedule.ckpt_every} or "
-                f"check_every={self._schedule.check_every}."
+                f"that are due: multiples of ckpt_every={self._setup.schedule.ckpt_every} or "
+                f"check_every={self._setup.schedule.check_every}."
             )
 
     def manifest(self) -> dict[str, Any]:
         """What the checkpoint of this step carries for `after_load`: JSON-able."""
-        return self._ledger.manifest(self._step, self._comm.world, self._ddp.module)
+        return self._ledger.manifest(self._step, self._setup.comm.world, self._setup.ddp.module)
 
     def after_load(self, manifest: Mapping[str, Any]) -> None:
         """Take over a checkpoint: global step, file against manifest, replicas against each other; a
@@ -194,7 +164,7 @@ class Guard:
         if self._started:
             raise ConfigurationError("guard.after_load() must come before the first forward.")
         loaded = LoadedManifest.parse(manifest)
-        damaged = loaded.compare(self._ddp.module, self._comm)
+        damaged = loaded.compare(self._setup.ddp.module, self._setup.comm)
         self._step, self._ledger.passes = loaded.step, loaded.passes
         self._check_weights()  # names a rank that alone holds other bits than were saved
         if damaged:
@@ -207,8 +177,8 @@ class Guard:
         self._norms.remove()
         for hook in self._hooks:
             hook.remove()
-        if self._reporter is not None:
-            self._reporter.close()
+        if self._setup.reporter is not None:
+            self._setup.reporter.close()
 
     # -- 1. first forward of a step --------------------------------------------------------------------
 
@@ -218,7 +188,7 @@ class Guard:
             self._start(forward, backward)
         if self._watch.open and not self._dropped():
             return
-        audit = self._schedule.audit_due(self._step + 1)
+        audit = self._setup.schedule.audit_due(self._step + 1)
         self._watch.begin(audit=audit)
         if audit:
             self._determinism.enter()
@@ -227,28 +197,26 @@ class Guard:
 
     def _dropped(self) -> bool:
         """Whether the loop threw the last gradients away without an update (as a GradScaler does)."""
-        return self._norms.backwards > 0 and all(p.grad is None for p in self._named.values())
+        return self._norms.backwards > 0 and all(p.grad is None for p in self._setup.parameters.values())
 
     def _start(self, forward: Callable[[], Any], backward: Callable[[Any], None]) -> None:
         self._started = True
+        setup = self._setup
         self._phase = Phase.WARM_UP
         try:
-            strict = self._schedule.audit_every is not None
-            _startup.warm_up(self._ddp, self._device, forward, backward, strict=strict)
+            strict = setup.schedule.audit_every is not None
+            warm_up(setup.ddp, setup.device, forward, backward, strict=strict)
         finally:
             self._phase = Phase.TRAINING
-        if self._reporter is not None:
-            resumed_from = self._step or None
-            self._reporter.started(
-                _startup.registration(self._comm.rank, self._rank_map, self._settings, resumed_from)
-            )
+        if setup.reporter is not None:
+            setup.reporter.started(_startup.registration(setup, self._step or None))
         self._check_weights()
 
     # -- 2. forward and backward -----------------------------------------------------------------------
 
     def _on_ddp_forward(self, ddp: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._watching and not self._watch.in_loss:
-            self._begin_step(lambda: ddp(*args, **kwargs), _backward_from_outputs)
+            self._begin_step(lambda: ddp(*args, **kwargs), backward_from_outputs)
 
     def _on_module_forward(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._watching and self._watch.open:
@@ -266,15 +234,14 @@ class Guard:
 
     def _before_update(self, _optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._latch.raise_again()
-        if any(callable(a) for a in (*args, *kwargs.values()) if not isinstance(a, Optimizer)):
-            raise ConfigurationError("optimizer.step(closure) is not supported yet: call step() without one.")
+        _startup.refuse_closure(args, kwargs)
         obstacle = self._watch.obstacle() if self._watch.open else "no forward was seen"
-        local, reduced, obstacles = self._comm.total_tensor(
+        local, reduced, obstacles = self._setup.comm.total_tensor(
             torch.stack(
                 [
-                    self._norms.local_nonfinite(self._device),
-                    self._norms.reduced_nonfinite(self._device),
-                    torch.tensor(int(obstacle is not None), device=self._device),
+                    self._norms.local_nonfinite(self._setup.device),
+                    self._norms.reduced_nonfinite(self._setup.device),
+                    torch.tensor(int(obstacle is not None), device=self._setup.device),
                 ]
             )
         )
@@ -305,7 +272,7 @@ class Guard:
     def _recompute(self, capture: Capture, phase: Phase, depth: Depth) -> Evidence:
         self._phase = phase
         try:
-            return recompute(self._ddp, self._compute_loss, capture, depth, self._device)
+            return recompute(self._setup.ddp, self._setup.compute_loss, capture, depth, self._setup.device)
         finally:
             self._phase = Phase.TRAINING
 
@@ -314,13 +281,13 @@ class Guard:
     def _after_update(self, _optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         self._step += 1
         self._watch.end()
-        due = self._schedule.weights_due(self._step)
+        due = self._setup.schedule.weights_due(self._step)
         if due:
             self._check_weights()
-        if self._reporter is not None:
+        if self._setup.reporter is not None:
             passes = self._ledger.passes
             audited = passes.audit == self._step
-            self._reporter.progress(self._step, StepChecks(audited, due, passes.audit, passes.weights))
+            self._setup.reporter.progress(self._step, StepChecks(audited, due, passes.audit, passes.weights))
 
     def _check_weights(self) -> None:
         """Check 3 on the state as it is now."""
@@ -334,10 +301,5 @@ class Guard:
     def _alarm(self, sighting: Sighting) -> NoReturn:
         self._determinism.leave()
         self._watch.end()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._setup.optimizer.zero_grad(set_to_none=True)
         self._latch.trip(sighting, self._ledger.passes)
-
-
-def _backward_from_outputs(output: Any) -> None:
-    roots = [t for t in output_tensors(output) if t.requires_grad]
-    torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])

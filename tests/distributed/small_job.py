@@ -1,0 +1,59 @@
+"""One rank of a small guarded job whose end is an exit code. Usage: small_job.py MODE [ONE_RANK]."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.distributed import faults
+from tests.distributed.faults import EVERYWHERE
+from tests.distributed.harness import Model, batch_for, compute_loss, settings_for
+from training_agent import Schedule, attach
+from training_agent._phase import Phase
+
+
+def main(mode: str, one: int) -> None:
+    rank = int(os.environ["RANK"])
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    model = Model()
+    ddp: nn.Module = model if mode == "no ddp" else DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    named = settings_for(rank) if not (mode == "no node" and rank == one) else None
+    start = 5 if mode == "other step" and rank == one else 0
+
+    def loss_that_dies(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        if mode == "dies in replay" and rank == one and guard.phase is Phase.REPLAY:
+            os._exit(9)
+        if mode == "fails in replay" and rank == one and guard.phase is Phase.REPLAY:
+            raise RuntimeError("out of memory")
+        return compute_loss(model, batch)
+
+    guard = attach(
+        ddp,
+        optimizer,
+        compute_loss=loss_that_dies,
+        schedule=Schedule(audit_every=2, check_every=2, ckpt_every=None),
+        step=start,
+        settings=named,
+    )
+    if mode == "alarm":
+        faults.forward([one], range(3, 99), EVERYWHERE, 1000.0)(model, guard, rank, lambda: guard.step + 1)
+    for step in range(1, 6):
+        optimizer.zero_grad()
+        guard.compute_loss(ddp, batch_for(rank, step)).backward()
+        optimizer.step()
+    sys.stdout.write(f"done at {guard.step} {guard.manifest()['audits_skipped']}\n")
+    guard.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,61 @@
+"""How a guarded process ends: the same way on every rank, with the documented code."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed.conftest import launch
+from training_agent.contract import ExitCode
+
+JOB = "tests.distributed.small_job"
+
+
+def run(mode: str, ranks: int = 3, one: int = 1, **env: str) -> tuple[list[int], list[str]]:
+    ended = launch(JOB, ranks, mode, str(one), timeout=90, **env)
+    return [code for code, _ in ended], [out for _, out in ended]
+
+
+def test_a7_an_alarm_that_nobody_catches_ends_every_rank_with_code_3() -> None:
+    codes, outputs = run("alarm")
+    assert codes == [ExitCode.ALARM] * 3, outputs[0]
+    for out in outputs:
+        assert '{"sdc":"alarm"' in out
+        assert "SDC alarm at step 4" in out
+        assert "done" not in out
+
+
+def test_a6_a_peer_that_dies_in_a_replay_ends_the_others_with_code_130_and_accuses_nobody() -> None:
+    codes, outputs = run("dies in replay")
+    assert codes == [ExitCode.PEER_LOST, 9, ExitCode.PEER_LOST], outputs[0]
+    assert '"sdc":"alarm"' not in "".join(outputs)
+    assert "a peer vanished" in outputs[0]
+
+
+def test_a_replay_that_fails_on_one_rank_is_skipped_on_all_and_accuses_nobody() -> None:
+    codes, outputs = run("fails in replay")
+    assert codes == [0] * 3, outputs[0]
+    for out in outputs:
+        assert "done at 5 2" in out
+        assert "rank 1 cannot recompute the batch of rank" in out
+
+
+def test_a_missing_node_name_on_one_rank_is_refused_on_every_rank() -> None:
+    codes, outputs = run("no node", NODE_NAME="")
+    assert codes == [ExitCode.CONFIGURATION] * 3, outputs[0]
+    assert all("rank 1: The node of this process is unknown" in out for out in outputs)
+
+
+def test_different_start_steps_are_refused_on_every_rank() -> None:
+    codes, outputs = run("other step")
+    assert codes == [ExitCode.CONFIGURATION] * 3
+    assert all("step must be equal on all ranks: rank 0 has 0, rank 1 has 5" in out for out in outputs)
+
+
+@pytest.mark.parametrize(
+    ("mode", "ranks", "says"),
+    [("alone", 1, "start two ranks or more"), ("no ddp", 2, "wrap the model in torch.nn.parallel")],
+)
+def test_what_cannot_be_compared_is_refused(mode: str, ranks: int, says: str) -> None:
+    codes, outputs = run(mode, ranks)
+    assert codes == [ExitCode.CONFIGURATION] * ranks
+    assert all(says in out for out in outputs)

@@ -1,0 +1,117 @@
+"""Windows, messages and manifests: what people and the next start read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.unit.agent.places import even_map
+from training_agent._alarm import Passes, Sighting, message, suspect_window, weights_findings
+from training_agent._ledger import Ledger, LoadedManifest, state_digests
+from training_agent._ring import Answer, contests
+from training_agent.checks.weights import Divergence
+from training_agent.contract import Alarm, Check, Finding, FindingKind, Independence, Job, Pair, ResumePoint
+from training_agent.errors import ConfigurationError
+
+MAP = even_map(6, 2)
+
+
+@pytest.mark.parametrize(
+    ("sighting", "passes", "window"),
+    [
+        (Sighting(Check.REPLAY, 30, ()), Passes(audit=20, weights=30), (21, 30)),
+        (Sighting(Check.NONFINITE, 25, (), nonfinite_ranks=(3,)), Passes(audit=20, weights=20), (21, 25)),
+        (Sighting(Check.NONFINITE, 25, (), reduced_nonfinite=True), Passes(audit=20), (25, 25)),
+        (
+            Sighting(Check.NONFINITE, 25, (), nonfinite_ranks=(3,), reduced_nonfinite=True),
+            Passes(audit=20),
+            (21, 25),
+        ),
+        (Sighting(Check.WEIGHTS, 40, ()), Passes(audit=30, weights=20), (21, 40)),
+        (Sighting(Check.REPLAY, 10, ()), Passes(), (1, 10)),
+        (Sighting(Check.WEIGHTS, 0, ()), Passes(), (0, 0)),
+        (Sighting(Check.WEIGHTS, 20, ()), Passes(weights=20), (20, 20)),
+    ],
+)
+def test_the_suspect_window_starts_after_the_last_pass_of_its_check_and_never_ends_before_it_begins(
+    sighting: Sighting, passes: Passes, window: tuple[int, int]
+) -> None:
+    assert suspect_window(sighting, passes) == window
+
+
+def test_replicas_without_a_majority_are_involved_not_named() -> None:
+    (finding,) = weights_findings(Divergence(("w",), (), (0, 1), 8, 4), MAP)
+    assert finding.rank is None
+    assert [p.rank for p in finding.involved] == [0, 1]
+
+
+def alarm(resume_from: ResumePoint | None) -> Alarm:
+    finding = Finding(FindingKind.CULPRIT, rank=3, place=MAP.places[3], majority=True, evidence="wrong twice")
+    return Alarm(
+        "cluster",
+        Job("job", "uid"),
+        Check.REPLAY,
+        30,
+        "2026-01-01T00:00:00Z",
+        (finding,),
+        (21, 30),
+        6,
+        3,
+        Independence.NODE,
+        pairs=(Pair(5, 3),),
+        last_audit_pass=20,
+        resume_from=resume_from,
+    )
+
+
+def test_the_message_names_rank_node_gpu_window_and_what_to_do() -> None:
+    text = message(alarm(ResumePoint(20, "/shared/step-20")))
+    for part in (
+        "step 30",
+        "not applied",
+        "rank 3",
+        MAP.places[3].node,
+        "GPU-1-1",
+        "21 to 30",
+        "/shared/step-20",
+    ):
+        assert part in text
+
+
+def test_without_a_checkpoint_the_message_says_so() -> None:
+    assert "no complete checkpoint from before step 21 is known" in message(alarm(None))
+
+
+def test_second_answers_of_target_and_replayer_do_not_vote() -> None:
+    good, bad = "good", "bad"
+    answers = [
+        Answer(good, 2, good, (good,)),
+        Answer(bad, 0, good, (good,)),  # the target: wrong in the step, right when asked again
+        Answer(good, 1, good, (bad,)),  # its replayer: right in the ring, wrong when asked again
+        Answer(good, 3, good, (None,)),  # could not compute
+    ]
+    (contest,) = contests((1,), (Pair(replayer=2, target=1),), answers)
+    assert dict(contest.results) == {0: good, 1: bad, 2: good}
+    assert (contest.target_again, contest.replayer_again) == (good, bad)
+
+
+def test_a_manifest_comes_back_and_tells_a_changed_bit() -> None:
+    model = nn.BatchNorm1d(3)
+    ledger = Ledger()
+    ledger.weights_passed(20)
+    manifest = ledger.manifest(20, 6, model)
+    loaded = LoadedManifest.parse(manifest)
+    assert (loaded.step, loaded.passes) == (20, Passes(None, 20))
+    assert loaded.digests == state_digests(model)
+    with torch.no_grad():
+        model.weight.view(torch.int32)[1] ^= 1
+    assert loaded.digests != state_digests(model)
+
+
+@pytest.mark.parametrize(
+    "manifest", [{}, {"digest_version": 99, "step": 3}, {"digest_version": 1, "step": "3"}]
+)
+def test_a_foreign_manifest_is_refused(manifest: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match="after_load"):
+        LoadedManifest.parse(manifest)
