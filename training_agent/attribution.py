@@ -140,6 +140,7 @@ def _named(rank_map: RankMap, rank: int, hits: list[_Hit], contested: Sequence[C
             FindingKind.CULPRIT,
             rank=rank,
             place=rank_map.places[rank],
+            verdict=_culprit_verdict(hits),
             majority=True,
             evidence=f"rank {rank} was outvoted in {len(hits)} of {len(contested)} contested micro-batches, "
             f"each computed by {votes} ranks",
@@ -155,6 +156,12 @@ def _named(rank_map: RankMap, rank: int, hits: list[_Hit], contested: Sequence[C
         second_confirmation=second,
         evidence=_evidence(rank, hit, verdict, second),
     )
+
+
+def _culprit_verdict(hits: list[_Hit]) -> Verdict | None:
+    """How the fault behaves, from the culprit's own micro-batch; None when that one was not contested."""
+    own = next((h for h in hits if h.role == "target"), None)
+    return None if own is None else _judge(own)[0]
 
 
 def _judge(hit: _Hit) -> tuple[Verdict, SecondConfirmation | None]:

@@ -23,9 +23,19 @@ def test_persistent_target_is_a_culprit_by_both_its_comparisons() -> None:
     (finding,) = found.findings
     assert (finding.kind, finding.rank, finding.majority) == (FindingKind.CULPRIT, 4, True)
     assert finding.place == SIX.places[4]
+    assert finding.verdict is Verdict.PERSISTENT
     assert [c.majority for c in found.contests] == ["right", "right"]
     assert found.contests[0].target_repeats is True
     assert {v.rank: v.role for v in found.contests[0].votes}[2] == "replayer"
+
+
+def test_a_culprit_whose_own_micro_batch_is_not_contested_has_no_verdict() -> None:
+    contests = [
+        Contested(4, 2, results({2: "bad"}), "right", "bad"),
+        Contested(0, 2, results({2: "bad"}), "right", "bad"),
+    ]
+    (finding,) = attribute(SIX, [Pair(2, 4), Pair(2, 0)], contests).findings
+    assert (finding.kind, finding.rank, finding.verdict) == (FindingKind.CULPRIT, 2, None)
 
 
 def test_transient_when_the_target_agrees_on_second_asking() -> None:
