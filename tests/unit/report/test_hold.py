@@ -247,6 +247,8 @@ def test_places_of_another_attempt_are_ignored(tmp_path: Path) -> None:
     assert start.results == {}
     start.launch(2, 3)
     start.finish()
+    for attempt in ("2", "3"):
+        assert len(list((tmp_path / "placement" / attempt).glob("[0-9].json"))) == 4
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0)])
