@@ -83,7 +83,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         "W1", "weights, suspects named",
         "the replica differs from a strict majority after the update",
-        Contain.ISOLATE, (), Then.REPLACE, True, When(K.WEIGHTS, named=True),
+        Contain.CORDON, (), Then.REPLACE, True, When(K.WEIGHTS, named=True),
     ),
     Row(
         "W2", "weights, no strict majority",

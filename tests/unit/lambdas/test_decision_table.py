@@ -61,10 +61,10 @@ def test_every_decision_is_made_for_every_finding_and_fact() -> None:
             assert decision.reason
 
 
-def test_rows_that_replace_isolate_and_need_a_name() -> None:
+def test_rows_that_replace_cordon_and_need_a_name() -> None:
     for row in TABLE:
         if row.then in (Then.REPLACE, Then.RELEASE_OR_REPLACE):
-            assert row.contain is Contain.ISOLATE and row.blames_node
+            assert row.contain in (Contain.CORDON, Contain.ISOLATE) and row.blames_node
             assert row.when is not None and row.when.named is True
 
 
