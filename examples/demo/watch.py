@@ -62,6 +62,8 @@ class Watch:
                 "deep_check_enabled": True,
                 "replacements_per_day": bad_nodes,
                 "replacements_per_hour": bad_nodes,
+                # the default, 5 % of a group, lets one of three nodes go
+                "replacement_budget_percent": 100 if bad_nodes > 1 else 5,
             },
         )
         return LocalCloud(

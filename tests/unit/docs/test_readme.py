@@ -1,0 +1,10 @@
+"""What the README says must be what the code does."""
+
+from __future__ import annotations
+
+from docs.render import README, rendered
+
+
+def test_the_decision_table_in_the_readme_is_the_one_in_the_code() -> None:
+    text = README.read_text()
+    assert rendered(text) == text, "run python -m docs.render"
