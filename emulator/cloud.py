@@ -27,7 +27,7 @@ import boto3
 from . import eventbridge, hyperpod_api, moto_hooks
 from .eventbridge import BusEvent, BusRecord
 from .hyperpod import DeepCheck, HyperPod
-from .kubernetes_api import LocalKubernetes
+from .kubernetes_server import LocalKubernetes
 from .lambda_runtime import LambdaRuntime, Outcome, UnknownFunctionError
 from .mailbox import Mailbox
 from .moto_server import ACCESS_KEY, SECRET_KEY, MotoServer

@@ -11,18 +11,23 @@ import copy
 import logging
 import queue
 import threading
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any
 
+from .kubernetes_objects import (
+    Object,
+    follow_unschedulable,
+    gpus_asked,
+    node_object,
+    now,
+    place,
+    pod_object,
+)
 from .timers import Timers
 
 log = logging.getLogger(__name__)
 
-Object = dict[str, Any]
-UNSCHEDULABLE_TAINT = "node.kubernetes.io/unschedulable"
 GRACE_SECONDS = 30.0  # from an eviction or a delete until the pod is gone, scaled
 
 
@@ -133,7 +138,7 @@ class KubernetesState:
             name = node["metadata"]["name"]
             if name not in self._nodes:
                 raise NotFoundError(name)
-            _follow_unschedulable(node)
+            follow_unschedulable(node)
             self._nodes[name] = node
             self._changed("MODIFIED", "Node", node)
             return copy.deepcopy(node)
@@ -157,7 +162,7 @@ class KubernetesState:
                 raise ValueError(f"pod {namespace}/{name} exists already")
             self._pods[namespace, name] = pod
             if node is not None:
-                _place(pod, node)
+                place(pod, node)
             self._changed("ADDED", "Pod", pod)
             return copy.deepcopy(pod)
 
@@ -168,7 +173,7 @@ class KubernetesState:
                 raise NotFoundError((namespace, name))
             if node not in self._nodes:
                 raise NotFoundError(node)
-            _place(self._pods[namespace, name], node)
+            place(self._pods[namespace, name], node)
             self._changed("MODIFIED", "Pod", self._pods[namespace, name])
             return copy.deepcopy(self._pods[namespace, name])
 
@@ -199,8 +204,8 @@ class KubernetesState:
         with self.lock:
             used: dict[str, int] = {}
             for pod in self._pods.values():
-                place = pod["spec"].get("nodeName")
-                used[place] = used.get(place, 0) + _gpus_asked(pod)
+                where = pod["spec"].get("nodeName")
+                used[where] = used.get(where, 0) + gpus_asked(pod)
             return [
                 name
                 for name, node in self._nodes.items()
@@ -228,92 +233,3 @@ class KubernetesState:
                     log.exception(
                         "a watcher of the fake Kubernetes failed on %s %s", change.action, change.name
                     )
-
-
-def now() -> str:
-    """UTC in the API's format."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def node_object(
-    name: str, labels: dict[str, str], annotations: dict[str, str], gpus: int, provider_id: str
-) -> Object:
-    """A v1 Node as a kubelet registers it."""
-    capacity = {"cpu": "192", "memory": "2097152Mi", "pods": "100", "nvidia.com/gpu": str(gpus)}
-    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is ready"}
-    info = dict.fromkeys(("bootID", "kubeProxyVersion", "machineID", "systemUUID"), "")
-    info |= {
-        "kubeletVersion": "v1.32.0",
-        "containerRuntimeVersion": "containerd://1.7",
-        "kernelVersion": "6.1",
-    }
-    info |= {"osImage": "Amazon Linux 2023", "architecture": "amd64", "operatingSystem": "linux"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {
-            "name": name,
-            "uid": str(uuid.uuid4()),
-            "creationTimestamp": now(),
-            "labels": {"kubernetes.io/hostname": name, **labels},
-            "annotations": dict(annotations),
-        },
-        "spec": {"providerID": provider_id},
-        "status": {
-            "capacity": capacity,
-            "allocatable": dict(capacity),
-            "conditions": [ready | {"lastHeartbeatTime": now(), "lastTransitionTime": now()}],
-            "addresses": [{"type": "Hostname", "address": name}],
-            "nodeInfo": info,
-        },
-    }
-
-
-def pod_object(
-    name: str, namespace: str, labels: dict[str, str], account: str, gpus: int, owner: tuple[str, str]
-) -> Object:
-    """A v1 Pod without a place."""
-    controller = {"apiVersion": "kubeflow.org/v1", "kind": owner[0], "name": owner[1], "controller": True}
-    resources = {"limits": {"nvidia.com/gpu": str(gpus)}, "requests": {"nvidia.com/gpu": str(gpus)}}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "uid": str(uuid.uuid4()),
-            "creationTimestamp": now(),
-            "labels": dict(labels),
-            "annotations": {},
-            "ownerReferences": [controller | {"uid": f"{owner[0]}-{owner[1]}"}],
-        },
-        "spec": {
-            "serviceAccountName": account,
-            "serviceAccount": account,
-            "containers": [{"name": "train", "image": "train:local", "resources": resources if gpus else {}}],
-        },
-        "status": {"phase": "Pending"},
-    }
-
-
-def _place(pod: Object, node: str) -> None:
-    pod["spec"]["nodeName"] = node
-    pod["status"] = {"phase": "Running", "startTime": now()}
-
-
-def _gpus_asked(pod: Object) -> int:
-    limits = (c.get("resources", {}).get("limits", {}) for c in pod["spec"]["containers"])
-    return sum(int(limit.get("nvidia.com/gpu", 0)) for limit in limits)
-
-
-def _follow_unschedulable(node: Object) -> None:
-    spec = node["spec"]
-    taints = [t for t in spec.get("taints") or [] if t["key"] != UNSCHEDULABLE_TAINT]
-    if spec.get("unschedulable"):
-        taints.append({"key": UNSCHEDULABLE_TAINT, "effect": "NoSchedule", "timeAdded": now()})
-    else:
-        spec.pop("unschedulable", None)
-    if taints:
-        spec["taints"] = taints
-    else:
-        spec.pop("taints", None)

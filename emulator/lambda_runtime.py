@@ -53,6 +53,7 @@ class Worker:
         self.function = function
         self._environment, self._folder = dict(environment), folder
         self._lock = threading.Lock()
+        self._closed = False
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
 
@@ -74,7 +75,10 @@ class Worker:
     def start(self) -> None:
         """Start the process (a cold start), unless it runs."""
         with self._lock:
-            self._ensure()
+            try:
+                self._ensure()
+            except (EOFError, OSError):
+                self._kill()  # the first call will say so
 
     def call(self, event: Any) -> Outcome:
         """Run the handler on one event; kills the process when the function's timeout ends."""
@@ -108,11 +112,17 @@ class Worker:
         return Outcome(answer["result"].encode(), failed=False)
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, also in the middle of a call, which then fails with Runtime.ExitError."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.kill()
         with self._lock:
             self._kill()
 
     def _ensure(self) -> Connection:
+        if self._closed:
+            raise EOFError("the worker was closed")
         if self.pid is not None and self._connection is not None:
             return self._connection
         self._kill()
@@ -192,8 +202,9 @@ class LambdaRuntime:
         worker = self.worker(name)
         if missing := sorted(set(values) - set(worker.function.variables)):
             raise ValueError(f"{name} has no variable {missing}")
+        function = replace(worker.function, variables=worker.function.variables | values)
         worker.close()
-        worker.function = replace(worker.function, variables=worker.function.variables | values)
+        self._workers[function.name] = Worker(function, self._environment, self.folder)
 
     def warm_up(self, *names: str) -> None:
         """Start processes ahead of their first use (all when none is named), two at a time."""

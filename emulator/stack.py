@@ -15,7 +15,7 @@ from typing import Any
 
 from .http_front import HttpFront
 from .lambda_runtime import LambdaRuntime, Outcome
-from .names import REGION, arn
+from .names import arn
 from .plan import Overrides, Plan, definition_of, read
 from .queue_pump import QueuePump, redrive_attributes
 from .template import Template, TemplateError
@@ -211,6 +211,3 @@ def _create_rule(events: Any, name: str, p: dict[str, Any]) -> None:
     )
     if p.get("Targets"):
         events.put_targets(Rule=name, EventBusName=bus, Targets=p["Targets"])
-
-
-__all__ = ["REGION", "Stack", "create"]

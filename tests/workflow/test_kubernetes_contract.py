@@ -1,7 +1,7 @@
 """The fake Kubernetes behaves as the real API to its two kinds of clients: kubectl and the Python client.
 
-The same assertions run with whichever client there is: without kubectl on PATH they run with the Python
-client twice over nothing being skipped, because a fake that only our own code accepts proves nothing.
+The operator's acts are asserted twice: with the real kubectl where there is one (else again with the Python
+client, so that no test is silently absent), and with the Python client that the handlers use.
 """
 
 from __future__ import annotations

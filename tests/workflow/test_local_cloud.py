@@ -354,7 +354,7 @@ def test_it_closes_without_warnings_threads_or_processes(tmp_path: Path) -> None
     )
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-X", "dev", str(script)],
+        [sys.executable, "-W", "error", str(script)],
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip

@@ -1,0 +1,102 @@
+"""Kubernetes objects as JSON, as the kubelet and the scheduler leave them. Pure; used by `kubernetes`."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime, timezone
+from typing import Any
+
+Object = dict[str, Any]
+UNSCHEDULABLE_TAINT = "node.kubernetes.io/unschedulable"
+
+
+def now() -> str:
+    """UTC in the API's format."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def node_object(
+    name: str, labels: dict[str, str], annotations: dict[str, str], gpus: int, provider_id: str
+) -> Object:
+    """A v1 Node as a kubelet registers it."""
+    capacity = {"cpu": "192", "memory": "2097152Mi", "pods": "100", "nvidia.com/gpu": str(gpus)}
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is ready"}
+    info = dict.fromkeys(("bootID", "kubeProxyVersion", "machineID", "systemUUID"), "")
+    info |= {
+        "kubeletVersion": "v1.32.0",
+        "containerRuntimeVersion": "containerd://1.7",
+        "kernelVersion": "6.1",
+    }
+    info |= {"osImage": "Amazon Linux 2023", "architecture": "amd64", "operatingSystem": "linux"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "uid": str(uuid.uuid4()),
+            "creationTimestamp": now(),
+            "labels": {"kubernetes.io/hostname": name, **labels},
+            "annotations": dict(annotations),
+        },
+        "spec": {"providerID": provider_id},
+        "status": {
+            "capacity": capacity,
+            "allocatable": dict(capacity),
+            "conditions": [ready | {"lastHeartbeatTime": now(), "lastTransitionTime": now()}],
+            "addresses": [{"type": "Hostname", "address": name}],
+            "nodeInfo": info,
+        },
+    }
+
+
+def pod_object(
+    name: str, namespace: str, labels: dict[str, str], account: str, gpus: int, owner: tuple[str, str]
+) -> Object:
+    """A v1 Pod without a place."""
+    controller = {"apiVersion": "kubeflow.org/v1", "kind": owner[0], "name": owner[1], "controller": True}
+    resources = {"limits": {"nvidia.com/gpu": str(gpus)}, "requests": {"nvidia.com/gpu": str(gpus)}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": str(uuid.uuid4()),
+            "creationTimestamp": now(),
+            "labels": dict(labels),
+            "annotations": {},
+            "ownerReferences": [controller | {"uid": f"{owner[0]}-{owner[1]}"}],
+        },
+        "spec": {
+            "serviceAccountName": account,
+            "serviceAccount": account,
+            "containers": [{"name": "train", "image": "train:local", "resources": resources if gpus else {}}],
+        },
+        "status": {"phase": "Pending"},
+    }
+
+
+def place(pod: Object, node: str) -> None:
+    """Bind a pod; it runs at once."""
+    pod["spec"]["nodeName"] = node
+    pod["status"] = {"phase": "Running", "startTime": now()}
+
+
+def gpus_asked(pod: Object) -> int:
+    """GPUs that a pod's limits ask for."""
+    limits = (c.get("resources", {}).get("limits", {}) for c in pod["spec"]["containers"])
+    return sum(int(limit.get("nvidia.com/gpu", 0)) for limit in limits)
+
+
+def follow_unschedulable(node: Object) -> None:
+    """Make the taint say what spec.unschedulable says, as the node lifecycle controller does."""
+    spec = node["spec"]
+    taints = [t for t in spec.get("taints") or [] if t["key"] != UNSCHEDULABLE_TAINT]
+    if spec.get("unschedulable"):
+        taints.append({"key": UNSCHEDULABLE_TAINT, "effect": "NoSchedule", "timeAdded": now()})
+    else:
+        spec.pop("unschedulable", None)
+    if taints:
+        spec["taints"] = taints
+    else:
+        spec.pop("taints", None)
