@@ -53,6 +53,7 @@ class Judge:
             rows = self._table.rows(self._subjects(places, accused))
         except TableUnreadableError as e:
             return self._without_table(accused, places, str(e))
+        # A row that is held counts whoever put it there, another job included, and outweighs released ones.
         reasons = [f"{r.subject} is quarantined" for r in rows.values() if r.held]
         free = [e for e in accused if self._is_free(e, rows)]
         reasons += [_why(e, places) for e in accused if e not in free]
@@ -71,7 +72,7 @@ class Judge:
         # An alarm that names nobody is one incident of the job: its row then speaks for the places involved.
         job = rows.get(job_subject(self._settings.job.uid))
         found = found or ([job] if job else [])
-        return bool(found) and not any(r.held for r in found) and any(r.releases(entry) for r in found)
+        return any(r.releases(entry) for r in found)
 
     def _without_table(
         self, accused: tuple[QuarantineEntry, ...], places: tuple[Place, ...], why: str

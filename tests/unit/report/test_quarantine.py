@@ -9,6 +9,7 @@ import pytest
 
 from training_agent.contract import Check, ContractError, FindingKind, Verdict
 from training_agent.quarantine import add_to_record, covers, entries_of, read_record
+from training_agent.quarantine_table import Row
 
 from .builders import a_finding, a_place, an_alarm, instance
 
@@ -77,3 +78,15 @@ def test_an_unknown_instance_does_not_match_another_unknown_one() -> None:
     assert not covers(by_gpu, replace(desk, gpu_uuid="GPU-other"))
     (by_instance,) = entries_of(an_alarm(a_finding(1, place=replace(a_place(1), gpu_uuid=None))))
     assert not covers(by_instance, replace(a_place(5), gpu_uuid=None))
+
+
+def test_a_held_row_releases_nothing_even_under_the_alarms_own_key() -> None:
+    (entry,) = entries_of(an_alarm())
+    assert not Row("gpu#GPU-1", True, entry.delivery_key, "2027-01-01T00:00:00Z").releases(entry)
+    assert Row("gpu#GPU-1", False, entry.delivery_key, None).releases(entry)
+
+
+@pytest.mark.parametrize("when", [None, "", "yesterday", "2027-01-01T00:00:00"])
+def test_a_release_without_a_usable_time_does_not_count_for_another_alarm(when: str | None) -> None:
+    (entry,) = entries_of(an_alarm())
+    assert not Row("gpu#GPU-1", False, "another", when).releases(entry)
