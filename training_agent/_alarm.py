@@ -16,7 +16,7 @@ from .checkpoint import CheckpointStore
 from .checks.weights import Divergence
 from .contract import Alarm, Check, Contest, Finding, FindingKind, Pair, Place, ResumePoint, Verdict
 from .digest import DIGEST_VERSION
-from .errors import CheckpointError
+from .errors import CheckpointError, PeerLostError
 from .log_line import log_line, utc_now
 from .placement import RankMap
 from .settings import AgentSettings
@@ -97,7 +97,11 @@ def build(
     """Write the alarm; a collective, because time and resume point come from rank 0."""
     window = suspect_window(sighting, passes)
     mine = (utc_now(), _resume_point(checkpoints, window[0])) if comm.rank == 0 else None
-    time, resume_from = comm.from_first(mine)
+    try:
+        time, resume_from = comm.from_first(mine)
+    except PeerLostError as e:  # perhaps the faulty node itself; the alarm matters more than equal times
+        log_line("warning", message=str(e))
+        time, resume_from = mine or (utc_now(), None)
     names = sighting.divergence.tensors
     return Alarm(
         cluster=settings.cluster,

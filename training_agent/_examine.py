@@ -36,26 +36,24 @@ class Examiner:
     def __init__(self, setup: Setup, ring: Ring) -> None:
         self._comm, self._ring, self._rank_map = setup.comm, ring, setup.rank_map
         self._rotate = setup.schedule.partner is Partner.ROTATE
-        self._parameters = setup.parameters
+        self._weights = dict(setup.ddp.module.named_parameters())  # frozen ones too
         self._audits = 0
 
     def examine(
-        self, step: int, capture: Capture, original: Evidence, *, nonfinite: bool
+        self, step: int, capture: Capture, original: Evidence, nonfinite: tuple[int, ...]
     ) -> AuditPass | Sighting | str:
         """Replay `step` (the one being computed).
 
         Args:
             capture, original: this rank's own.
-            nonfinite: some rank's local gradient is not finite.
+            nonfinite: ranks whose local gradient is not finite.
         """
         targets = partners(self._rank_map, self._audits, self._rotate)
         self._audits += 1
-        flags = self._comm.gather(_has_nonfinite(original)) if nonfinite else []
-        ranks = tuple(r for r, flag in enumerate(flags) if flag)
         try:
             result = self._ring.replay(targets, capture, original)
         except ReplayFailedError as e:
-            return self.unexamined(step, str(e), nonfinite=nonfinite, ranks=ranks)
+            return self.unexamined(step, str(e), nonfinite)
         loss_audited = capture.unit is Unit.LOSS
         if not result.pairs and not nonfinite:
             return AuditPass(original.tensors, original.nbytes, loss_audited)
@@ -63,7 +61,7 @@ class Examiner:
             Check.NONFINITE if nonfinite else Check.REPLAY,
             step,
             (),
-            nonfinite_ranks=ranks,
+            nonfinite_ranks=nonfinite,
             pairs=result.pairs,
             tensors_compared=original.tensors,
             bytes_compared=original.nbytes,
@@ -71,14 +69,12 @@ class Examiner:
         )
         return self._judge(sighting, result)
 
-    def unexamined(
-        self, step: int, reason: str | None, *, nonfinite: bool, ranks: Sequence[int] = ()
-    ) -> Sighting | str:
+    def unexamined(self, step: int, reason: str | None, nonfinite: tuple[int, ...]) -> Sighting | str:
         """Judge a step that cannot be replayed: a non-finite one still alarms, an audit is skipped."""
         if not nonfinite:
             return reason or "another rank could not be compared"
-        found = attribute(self._rank_map, (), (), nonfinite=ranks)
-        return Sighting(Check.NONFINITE, step, found.findings, nonfinite_ranks=tuple(ranks))
+        found = attribute(self._rank_map, (), (), nonfinite=nonfinite)
+        return Sighting(Check.NONFINITE, step, found.findings, nonfinite_ranks=nonfinite)
 
     def reduced(self, step: int) -> Sighting:
         """Judge a step whose reduced gradient is not finite while every local one is: nobody is named."""
@@ -93,7 +89,7 @@ class Examiner:
     def compare_weights(self) -> Divergence:
         """Check 3: the replicas' parameters as they are now."""
         with self._comm.peers("comparing weights"):
-            return find_divergent_ranks(self._parameters, self._comm.group)
+            return find_divergent_ranks(self._weights, self._comm.group)
 
     def weights(self, step: int, divergence: Divergence) -> Sighting:
         """Judge diverged replicas."""
@@ -117,10 +113,6 @@ class Examiner:
             self._rank_map, result.pairs, judged, nonfinite=sighting.nonfinite_ranks, reproduced=reproduced
         )
         return replace(sighting, findings=found.findings, contests=found.contests)
-
-
-def _has_nonfinite(evidence: Evidence) -> bool:
-    return bool((evidence.table == -1).all(dim=1).any())
 
 
 def _reproduced(rank: int, result: RingResult, judged: Sequence[Contested]) -> bool:

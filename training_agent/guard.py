@@ -90,13 +90,12 @@ class Guard:
         self._norms = GradientNorms(list(setup.parameters.values()), lambda: self._phase is Phase.TRAINING)
         self._watch = StepWatch(setup.ddp.module, self._norms, setup.device)
         self._examiner = Examiner(setup, Ring(setup.comm, setup.device, self._recompute))
-        ddp, optimizer = setup.ddp, setup.optimizer
         self._hooks = [
-            ddp.register_forward_pre_hook(self._on_ddp_forward, with_kwargs=True),
-            ddp.module.register_forward_pre_hook(self._on_module_forward, with_kwargs=True),
-            ddp.module.register_forward_hook(self._on_module_output),
-            optimizer.register_step_pre_hook(self._before_update),
-            optimizer.register_step_post_hook(self._after_update),
+            setup.ddp.register_forward_pre_hook(self._on_ddp_forward, with_kwargs=True),
+            setup.ddp.module.register_forward_pre_hook(self._on_module_forward, with_kwargs=True),
+            setup.ddp.module.register_forward_hook(self._on_module_output),
+            setup.optimizer.register_step_pre_hook(self._before_update),
+            setup.optimizer.register_step_post_hook(self._after_update),
         ]
 
     # -- what users read and call ----------------------------------------------------------------------
@@ -236,32 +235,29 @@ class Guard:
         self._latch.raise_again()
         _startup.refuse_closure(args, kwargs)
         obstacle = self._watch.obstacle() if self._watch.open else "no forward was seen"
-        local, reduced, obstacles = self._setup.comm.total_tensor(
-            torch.stack(
-                [
-                    self._norms.local_nonfinite(self._setup.device),
-                    self._norms.reduced_nonfinite(self._setup.device),
-                    torch.tensor(int(obstacle is not None), device=self._setup.device),
-                ]
-            )
-        )
+        own = self._norms.local_nonfinite(self._setup.device)
+        reduced = self._norms.reduced_nonfinite(self._setup.device)
+        blocked = torch.tensor(int(obstacle is not None), device=self._setup.device)
+        counts = self._setup.comm.total_tensor(torch.stack([own, reduced, blocked]))
         try:
-            if local or (self._watch.open and self._watch.audit):
-                self._examine(nonfinite=local > 0, blocked=obstacles > 0, obstacle=obstacle)
-            if reduced:
+            if counts[0] or (self._watch.open and self._watch.audit):
+                flags = self._setup.comm.gather(int(own)) if counts[0] else []
+                ranks = tuple(rank for rank, flag in enumerate(flags) if flag)
+                self._examine(ranks, blocked=counts[2] > 0, obstacle=obstacle)
+            if counts[1]:
                 self._alarm(self._examiner.reduced(self._step + 1))
         finally:
             self._determinism.leave()
 
-    def _examine(self, *, nonfinite: bool, blocked: bool, obstacle: str | None) -> None:
+    def _examine(self, nonfinite: tuple[int, ...], *, blocked: bool, obstacle: str | None) -> None:
         """Replay the step around the ring; returns when it passed or could not be compared."""
         watch, step = self._watch, self._step + 1
         outcome: AuditPass | Sighting | str
         with deterministic():
             if blocked or watch.capture is None:
-                outcome = self._examiner.unexamined(step, obstacle, nonfinite=nonfinite)
+                outcome = self._examiner.unexamined(step, obstacle, nonfinite)
             else:
-                outcome = self._examiner.examine(step, watch.capture, watch.evidence(), nonfinite=nonfinite)
+                outcome = self._examiner.examine(step, watch.capture, watch.evidence(), nonfinite)
         if isinstance(outcome, Sighting):
             self._alarm(outcome)
         if isinstance(outcome, AuditPass):
@@ -299,7 +295,6 @@ class Guard:
     # -- an alarm, on every rank alike -----------------------------------------------------------------
 
     def _alarm(self, sighting: Sighting) -> NoReturn:
-        self._determinism.leave()
         self._watch.end()
         self._setup.optimizer.zero_grad(set_to_none=True)
         self._latch.trip(sighting, self._ledger.passes)

@@ -16,7 +16,6 @@ from training_agent.guard import Guard
 
 EVERYWHERE = tuple(p for p in Phase if p is not Phase.WARM_UP)  # a bad GPU is bad for others' batches too
 STEP_ONLY = (Phase.TRAINING,)
-REPLAYS = (Phase.REPLAY, Phase.ARBITRATION)
 ALWAYS = range(23, 10_000)
 
 
@@ -40,23 +39,6 @@ def forward(ranks: Iterable[int], steps: Iterable[int], phases: tuple[Phase, ...
 
         if rank in ranks:
             model.blocks[1].down.register_forward_hook(hook)
-
-    return fault
-
-
-def weight_gradient(ranks: Iterable[int], steps: Iterable[int], phases: tuple[Phase, ...]) -> Fault:
-    """One element of one weight's gradient times 1000."""
-
-    def fault(model: nn.Module, guard: Guard | None, rank: int, step: Callable[[], int]) -> None:
-        def hook(gradient: Tensor) -> Tensor | None:
-            if step() in steps and guard is not None and guard.phase in phases:
-                spoilt = gradient.clone()
-                spoilt.view(-1)[7] *= 1000
-                return spoilt
-            return None
-
-        if rank in ranks:
-            model.blocks[1].down.weight.register_hook(hook)
 
     return fault
 

@@ -8,17 +8,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 
-from training_agent import Schedule, attach
-from training_agent.contract import Job, encode
+from training_agent import CheckpointStore, Schedule, attach
+from training_agent.contract import Alarm, Job, NodeRegistration, encode, to_plain
 from training_agent.errors import CheckpointError, SdcAlarm
+from training_agent.fault_plan import FaultPlan
+from training_agent.faults import Injector
 from training_agent.guard import Guard
+from training_agent.report import StepChecks
 from training_agent.settings import AgentSettings
 
 GPUS = 2  # per fake node
@@ -115,16 +120,52 @@ class Plan:
     after_update: OnStep | None = None
     forwards: int = 1  # per update
     schedule: Schedule = field(default_factory=lambda: Schedule(10, 10, None))
+    injected: FaultPlan | None = None  # by the product's injector
     resume: dict[str, Any] | None = None
+    store: bool = False  # save at checkpoint steps
     checkpoint_at: int | None = None
+
+
+class RecordingReporter:
+    """A reporter that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.registrations: list[NodeRegistration | None] = []
+        self.steps: list[tuple[int, StepChecks]] = []
+        self.alarms: list[Alarm] = []
+        self.closed = False
+
+    def started(self, registration: NodeRegistration | None) -> None:
+        self.registrations.append(registration)
+
+    def progress(self, step: int, checks: StepChecks) -> None:
+        self.steps.append((step, checks))
+
+    def alarm(self, alarm: Alarm) -> None:
+        self.alarms.append(alarm)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def noted(self) -> dict[str, Any]:
+        """For the tests, JSON-able."""
+        return {
+            "registrations": [None if r is None else to_plain(r) for r in self.registrations],
+            "steps": [step for step, _ in self.steps],
+            "audited": [step for step, checks in self.steps if checks.audited],
+            "weight-checked": [step for step, checks in self.steps if checks.weight_checked],
+            "alarms": [encode(a) for a in self.alarms],
+        }
 
 
 class TrainingJob:
     """One model per process, put back to its start for every scenario."""
 
-    def __init__(self, rank: int, *, comm_hook: Any = None, **ddp_options: Any) -> None:
+    def __init__(self, rank: int, shared: Path, *, comm_hook: Any = None, **ddp_options: Any) -> None:
         torch.manual_seed(7)
         self.rank = rank
+        self.shared = shared
+        self.runs = 0
         self.model = Model()
         self.start = {k: v.clone() for k, v in self.model.state_dict().items()}
         self.ddp = DistributedDataParallel(self.model, **ddp_options)
@@ -135,6 +176,9 @@ class TrainingJob:
         """Train as planned from the start, to the last step or to the alarm."""
         self._reset()
         optimizer = torch.optim.AdamW(self.ddp.parameters(), lr=1e-2)
+        self.runs += 1
+        self.store = CheckpointStore(self.shared / f"checkpoints-{self.runs}", dist.get_world_size())
+        self.reporter = RecordingReporter()
         guard = self._attach(plan, optimizer) if plan.guarded else None
         first = 1
         if plan.resume is not None:
@@ -146,18 +190,23 @@ class TrainingJob:
         step = [first]
         if plan.fault is not None:
             plan.fault(self.model, guard, self.rank, lambda: step[0])
+        injector = None if plan.injected is None else self._injector(plan.injected, guard, optimizer)
         try:
             if guard is None:
                 warm_up_like_the_guard(self.ddp, plan.data(self.rank, first))
             elif plan.resume is not None:
                 guard.after_load(plan.resume["sdc"])
             for step[0] in range(first, plan.steps + 1):
+                if injector is not None:
+                    injector.begin_step(step[0])
                 self._step(plan, guard, optimizer, step[0], out)
         except (SdcAlarm, CheckpointError) as e:
             self._note_alarm(e, optimizer, guard, out)
         if guard is not None:
             self._note_guard(guard, out)
             guard.close()
+        if injector is not None:
+            injector.close()
         out.weights, out.moments = fingerprint(self.model), fingerprint_optimizer(optimizer)
         return out
 
@@ -175,7 +224,21 @@ class TrainingJob:
     def _attach(self, plan: Plan, optimizer: torch.optim.Optimizer) -> Guard:
         loss = compute_loss if plan.with_loss else None
         settings = settings_for(self.rank)
-        return attach(self.ddp, optimizer, compute_loss=loss, schedule=plan.schedule, settings=settings)
+        return attach(
+            self.ddp,
+            optimizer,
+            compute_loss=loss,
+            schedule=plan.schedule,
+            settings=settings,
+            reporter=self.reporter,
+            checkpoints=self.store if plan.store else None,
+        )
+
+    def _injector(self, plan: FaultPlan, guard: Guard | None, optimizer: torch.optim.Optimizer) -> Injector:
+        gpu = settings_for(self.rank).gpu_uuids[self.rank % GPUS]
+        state = self.shared / f"faults-{self.runs}"
+        down = self.model.blocks[1].down
+        return Injector(plan, down, optimizer, gpu, self.rank, state, lambda: guard.phase)
 
     def _step(
         self, plan: Plan, guard: Guard | None, optimizer: torch.optim.Optimizer, step: int, out: Run
@@ -197,6 +260,11 @@ class TrainingJob:
         if plan.after_update is not None:
             plan.after_update(self.model, self.rank, step)
         out.step = step
+        if guard is not None and plan.store and plan.schedule.checkpoint_due(step):
+            guard.before_save()
+            if self.rank == 0:
+                self.store.save(step, {"model": self.model.state_dict()}, guard.manifest())
+            dist.barrier()
         if guard is not None and step == plan.checkpoint_at:
             guard.before_save()
             out.notes["checkpoint"] = {
@@ -233,6 +301,8 @@ class TrainingJob:
 
     def _note_guard(self, guard: Guard, out: Run) -> None:
         out.manifest = guard.manifest()
+        out.notes["reported"] = self.reporter.noted()
+        out.notes["checkpoints"] = [c.step for c in self.store.list() if c.complete and not c.doubtful]
         out.notes["deterministic left on"] = torch.are_deterministic_algorithms_enabled()
         out.notes["leaf hooks left"] = sum(len(p._backward_hooks or ()) for p in self.model.parameters())
 

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
 from tests.distributed import faults, harness
-from tests.distributed.faults import ALWAYS, EVERYWHERE, REPLAYS, STEP_ONLY
+from tests.distributed.faults import ALWAYS, EVERYWHERE, STEP_ONLY
 from tests.distributed.harness import Plan, Run, TrainingJob, batch_for
 from training_agent import Schedule
 from training_agent.errors import AgentError
+from training_agent.fault_plan import FaultPlan
 
 Scenario = Callable[[TrainingJob], Run]
 NAN = float("nan")
@@ -100,6 +101,13 @@ def _damage_on_rank_1(job: TrainingJob, checkpoint: dict[str, Any]) -> None:
         _damage_file(job, checkpoint)
 
 
+def _product(job: TrainingJob, name: str, rank: int, step: int) -> Run:
+    """A fault of the product's own injector."""
+    schedule = Plan().schedule
+    layout = {"total_steps": harness.STEPS, "world_size": 6, "gpus_per_node": harness.GPUS}
+    return job.run(Plan(injected=FaultPlan.parse(name, rank, step, 11, schedule, **layout)))
+
+
 def _unsaved(job: TrainingJob) -> Run:
     """A save at a step whose weights were not compared."""
     try:
@@ -112,22 +120,23 @@ SCENARIOS: dict[str, Scenario] = {
     "unguarded": lambda job: job.run(Plan(guarded=False)),
     "clean": lambda job: job.run(Plan()),
     "clean without compute_loss": lambda job: job.run(Plan(with_loss=False)),
-    "nan-once": lambda job: job.run(Plan(faults.forward([3], [25], STEP_ONLY, NAN))),
+    "nan-once": lambda job: _product(job, "nan-once", rank=3, step=25),
     "nan-once on an audit step": lambda job: job.run(Plan(faults.forward([3], [20], STEP_ONLY, NAN))),
     "nan in everything": lambda job: job.run(Plan(faults.forward([3], ALWAYS, EVERYWHERE, NAN))),
-    "forward-x1000": lambda job: job.run(Plan(faults.forward([3], ALWAYS, EVERYWHERE, 1000.0))),
+    "forward-x1000": lambda job: _product(job, "forward-x1000", rank=3, step=23),
     "forward-x1000 without compute_loss": lambda job: job.run(
         Plan(faults.forward([3], ALWAYS, EVERYWHERE, 1000.0), with_loss=False)
     ),
-    "forward-x1000-once": lambda job: job.run(Plan(faults.forward([3], [30], STEP_ONLY, 1000.0))),
-    "replayer-x1000": lambda job: job.run(Plan(faults.forward([2], ALWAYS, REPLAYS, 1000.0))),
-    "weight-grad-x1000": lambda job: job.run(Plan(faults.weight_gradient([5], ALWAYS, EVERYWHERE))),
-    "two-gpus": lambda job: job.run(Plan(faults.forward([1, 4], ALWAYS, EVERYWHERE, 1000.0))),
-    "weight-flip": lambda job: job.run(
+    "forward-x1000-once": lambda job: _product(job, "forward-x1000-once", rank=3, step=23),
+    "replayer-x1000": lambda job: _product(job, "replayer-x1000", rank=2, step=23),
+    "weight-grad-x1000": lambda job: _product(job, "weight-grad-x1000", rank=5, step=23),
+    "two-gpus": lambda job: _product(job, "two-gpus", rank=1, step=23),
+    "weight-flip": lambda job: _product(job, "weight-flip", rank=0, step=21),
+    "weight-flip before a checkpoint": lambda job: job.run(
         Plan(
             after_update=_on(0, 21, lambda m: faults.flip_weight(m, "blocks.0.up.weight")),
             schedule=Schedule(None, 10, 5),
-            checkpoint_at=25,
+            store=True,
         )
     ),
     "weight-flip seen by an audit": lambda job: job.run(
@@ -143,6 +152,16 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "nan in the data": lambda job: job.run(Plan(data=_nan_data)),
     "gradient of 1e25, clipped": lambda job: job.run(Plan(before_step=_on(1, 15, _huge_gradient))),
+    "x1000 between checkpoints": lambda job: job.run(
+        Plan(
+            faults.forward([3], ALWAYS, EVERYWHERE, 1000.0),
+            schedule=Schedule(10, 5, 5, strict=False),
+            store=True,
+        )
+    ),
+    "nan in a step that cannot be replayed": lambda job: job.run(
+        Plan(faults.forward([3], [5], STEP_ONLY, NAN), forwards=2)
+    ),
     "wrong loss": lambda job: _loss_fault(job, with_loss=True),
     "wrong loss without compute_loss": lambda job: _loss_fault(job, with_loss=False),
     "resumed": _resume,

@@ -24,6 +24,12 @@ def test_a7_an_alarm_that_nobody_catches_ends_every_rank_with_code_3() -> None:
         assert "done" not in out
 
 
+def test_two_ranks_detect_and_name_nobody() -> None:
+    codes, outputs = run("alarm", ranks=2)
+    assert codes == [ExitCode.ALARM] * 2, outputs[0]
+    assert "nobody named; involved: rank 0" in outputs[0]
+
+
 def test_a6_a_peer_that_dies_in_a_replay_ends_the_others_with_code_130_and_accuses_nobody() -> None:
     codes, outputs = run("dies in replay")
     assert codes == [ExitCode.PEER_LOST, 9, ExitCode.PEER_LOST], outputs[0]

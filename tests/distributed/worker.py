@@ -26,10 +26,10 @@ def main(out: Path) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    job = TrainingJob(rank)
+    job = TrainingJob(rank, out)
     results = {name: scenario(job) for name, scenario in SCENARIOS.items()}
     for variant, options in VARIANTS.items():
-        job = TrainingJob(rank, **options)
+        job = TrainingJob(rank, out / variant, **options)
         results |= {f"{variant}: {name}": scenario(job) for name, scenario in VARIANT_SCENARIOS.items()}
     for run in results.values():
         run.notes.pop("checkpoint", None)

@@ -1,1 +1,1 @@
-"""The three checks, one module each, usable alone: `nonfinite`, `replay`, `weights`. Next: `guard` orders them."""
+"""The three checks, one module each, usable alone: `nonfinite`, `replay`, `weights`; `guard` orders them."""

@@ -27,8 +27,10 @@ class GradientNorms:
         """Hook `parameters`; `active` says whether the backward in progress is the step's own."""
         self._parameters = tuple(parameters)
         self._active = active
-        register = torch.Tensor.register_post_accumulate_grad_hook
-        self._handles = [register(p, self._hook(i)) for i, p in enumerate(self._parameters)]  # type: ignore[no-untyped-call]
+        self._handles = []
+        for i, p in enumerate(self._parameters):
+            self._handles.append(p.register_hook(self._on_entering(i)))  # type: ignore[no-untyped-call]
+            self._handles.append(p.register_post_accumulate_grad_hook(self._on_accumulated(i)))  # type: ignore[no-untyped-call]
         self.reset()
 
     def reset(self) -> None:
@@ -61,16 +63,27 @@ class GradientNorms:
         for handle in self._handles:
             handle.remove()
 
-    def _hook(self, index: int) -> Callable[[Tensor], None]:
-        def on_gradient(parameter: Tensor) -> None:
+    def _on_entering(self, index: int) -> Callable[[Tensor], None]:
+        """From the second backward of an update on: `grad` then holds the first one's reduction already."""
+
+        def hook(gradient: Tensor) -> None:
+            if self.backwards > 0 and self._active():
+                known, new = self._local[index], norm(gradient.detach())
+                self._local[index] = new if known is None else torch.maximum(known, new)  # keeps NaN and Inf
+
+        return hook
+
+    def _on_accumulated(self, index: int) -> Callable[[Tensor], None]:
+        def hook(parameter: Tensor) -> None:
             if not self._active() or parameter.grad is None:
                 return
-            self._local[index] = norm(parameter.grad.detach())
+            if self.backwards == 0:
+                self._local[index] = norm(parameter.grad.detach())
             if not self._in_backward:
                 self._in_backward = True
                 _at_end_of_backward(self._on_reduced, _HOPS)
 
-        return on_gradient
+        return hook
 
     def _on_reduced(self) -> None:
         self._in_backward = False

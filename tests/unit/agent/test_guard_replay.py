@@ -155,3 +155,15 @@ def test_norms_are_forgotten_at_the_next_step_and_ignored_outside_training() -> 
     active[0] = False
     (parameter * float("inf")).sum().backward()
     assert norms.gradients_seen == 0
+
+
+def test_a_second_backward_is_judged_by_what_enters_it_not_by_the_sum() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    norms = GradientNorms([parameter], lambda: True)
+    parameter.sum().backward()
+    parameter.grad = torch.full((2,), float("nan"))  # what another rank's NaN makes of it in the all-reduce
+    parameter.sum().backward()
+    assert int(norms.local_nonfinite(CPU)) == 0
+    assert int(norms.reduced_nonfinite(CPU)) == 1
+    (parameter * float("nan")).sum().backward()
+    assert int(norms.local_nonfinite(CPU)) == 1
