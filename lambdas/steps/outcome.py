@@ -19,6 +19,7 @@ from ..domain.times import moment, stamp
 from ..ports import Bus, Clock, Incidents
 
 DEFAULT_APPROVAL_TIMEOUT_SECONDS = 3600  # only `decide` sets the real one, right before the wait for a human
+MAX_STORY = 2000  # characters: a state's output and an execution's history are bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class StepResult:
         return {
             "incident_id": incident_id,
             "outcome": self.outcome,
-            "story": self.story,
+            "story": self.story[:MAX_STORY],
             "wait_seconds": self.wait_seconds,
             "approval_timeout_seconds": self.approval_timeout_seconds,
         }
@@ -76,6 +77,7 @@ def record(needs: Recorder, before: Incident, after: Incident, story: str) -> In
 
 def to_human(needs: Recorder, incident_id: str, reason: str) -> StepResult:
     """Outcome "human", with the reason kept for the notice that `request_approval` sends."""
+    reason = reason[:MAX_STORY]
     incident = needs.incidents.get(incident_id)
     if not incident.state.terminal and incident.human_reason != reason:
         needs.incidents.save(replace(incident, human_reason=reason))
