@@ -7,18 +7,12 @@ its decision row says, and the final weights are bit-identical to those of the r
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import signal
 import sys
 from typing import NoReturn
 
-from examples.demo.launch import fault_environment, reference_run
-from examples.demo.proof import failures, summarize
-from examples.demo.settings import DemoSettings
-from examples.demo.story import Story, tell
-from examples.demo.watch import Watch, seats_of
+from examples.demo.settings import DemoSettings, fault_environment
 from examples.injection import plan_from
 from training_agent.contract import ExitCode
 from training_agent.errors import ConfigurationError
@@ -38,35 +32,13 @@ def main() -> int:
         return int(ExitCode.CONFIGURATION)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)  # so that every `with` block ends its processes
-    return run(settings, Story())
+    from examples.demo.run import run  # AWS, CDK and what plays them: seconds that a refusal need not wait
+
+    return run(settings)
 
 
 def _leave(number: int, _frame: object) -> NoReturn:
     raise SystemExit(128 + number)
-
-
-def run(settings: DemoSettings, story: Story) -> int:
-    """The demo itself; writes everything to `settings.out`."""
-    # a fresh folder: old results must not be mistaken for new ones
-    shutil.rmtree(settings.out, ignore_errors=True)
-    settings.out.mkdir(parents=True)
-    watch = Watch(settings, story)
-    with story.phase("synthesizing the CDK app and loading its template into the local cloud"):
-        cloud = watch.start_cloud()
-    with cloud:
-        with story.phase("reference run, and the same run hit by the fault without the agent") as progress:
-            reference_run(settings, seats_of(cloud, settings), progress)
-        with story.phase(
-            f"the job: {settings.nodes} nodes x {settings.gpus} GPUs, {settings.fault}"
-        ) as progress:
-            watch.job(cloud, progress)
-        seen = watch.observed(cloud)
-        watch.keep_evidence(cloud)
-    summary = summarize(seen)
-    wrong = failures(seen, summary)
-    (settings.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    tell(story, summary, wrong, watch.cost(summary))
-    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

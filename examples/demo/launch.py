@@ -16,9 +16,8 @@ from pathlib import Path
 from emulator.cloud import LocalCloud
 from emulator.training_operator import JobSpec
 from examples.demo.reference import PLACES_VARIABLE
-from examples.demo.settings import DemoSettings
+from examples.demo.settings import DemoSettings, fault_environment
 from examples.demo.story import Progress
-from examples.injection import STATE_DIR_VARIABLE
 from training_agent.contract import Env
 
 CLUSTER = "demo"  # HyperPod's name of the cluster
@@ -91,18 +90,6 @@ def job_spec(settings: DemoSettings, cloud: LocalCloud) -> JobSpec:
         shared_dir=shared,
         log_dir=settings.out / "logs",
     )
-
-
-def fault_environment(settings: DemoSettings, state_dir: str = "") -> dict[str, str]:
-    """What only the injector inside the trainer reads."""
-    return {
-        "FAULT": settings.fault,
-        "FAULT_RANK": str(settings.fault_rank),
-        "FAULT_STEP": str(settings.fault_step),
-        "FAULT_GPUS_PER_NODE": str(settings.gpus),
-        "SEED": str(settings.seed),
-        STATE_DIR_VARIABLE: str(settings.out / "faults" / state_dir),
-    }
 
 
 def last_line(path: Path) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from examples.config import TrainConfig
+from examples.injection import STATE_DIR_VARIABLE
 from training_agent.errors import ConfigurationError
 
 DEEP_CHECKS = ("pass", "fail", "stuck")
@@ -70,6 +71,18 @@ class DemoSettings:
             interactive=environ.get("INTERACTIVE", "0") not in ("", "0"),
             out=Path(environ.get("OUT", "demo-out")).resolve(),
         )
+
+
+def fault_environment(settings: DemoSettings, state_dir: str = "") -> dict[str, str]:
+    """What only the injector inside the trainer reads."""
+    return {
+        "FAULT": settings.fault,
+        "FAULT_RANK": str(settings.fault_rank),
+        "FAULT_STEP": str(settings.fault_step),
+        "FAULT_GPUS_PER_NODE": str(settings.gpus),
+        "SEED": str(settings.seed),
+        STATE_DIR_VARIABLE: str(settings.out / "faults" / state_dir),
+    }
 
 
 def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
