@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from examples.config import TrainConfig
-from training_agent import hold_while_quarantined
+from training_agent import exit_codes, hold_while_quarantined
 from training_agent.errors import AgentError
 from training_agent.settings import AgentSettings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train until the last step; the exit codes are those of `training_agent.contract.ExitCode`."""
+    exit_codes.install()  # a refusal anywhere below ends the process with its documented code
     config = _parse(argv)
     try:
         settings = AgentSettings.from_env()

@@ -6,6 +6,7 @@ their hashes per rank, which `examples.demo.proof` compares.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -71,6 +72,7 @@ def train(config: TrainConfig, settings: AgentSettings) -> None:
                     store.save(step, state_of(model, optimizer), guard.manifest())
     except SdcAlarm:
         keep(config.out / "faulty" / "at-alarm.pt", model, optimizer, guard.step)
+        meet()
         raise
     keep(config.out / "resumed" / "final.pt", model, optimizer, guard.step)
     guard.close()
@@ -81,6 +83,12 @@ def start_process_group() -> None:
     """Join the job; one thread a rank, since thread counts change the bits of sums on a CPU."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
+
+
+def meet() -> None:
+    """Wait for the others before leaving, for a bounded time: a launcher kills siblings at the first exit."""
+    with contextlib.suppress(RuntimeError):  # one that has left already need not be waited for
+        dist.monitored_barrier(timeout=timedelta(seconds=10))
 
 
 def agree_on(store: CheckpointStore) -> CheckpointInfo | None:
