@@ -1,5 +1,4 @@
-"""What the fake Kubernetes says about itself: just enough for kubectl to find nodes, pods and evictions.
-Data."""
+"""What the fake Kubernetes says about itself: enough for kubectl to find nodes, pods, evictions. Data."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import pytest
 import urllib3
 
 from emulator.cloud import LocalCloud
-from emulator.kubernetes import KubernetesState
+from emulator.kubernetes import Change, KubernetesState
 
 
 class Operator(Protocol):
@@ -168,12 +168,19 @@ def test_drain_evicts_the_pods_of_that_node_only(
 def test_an_evicted_pod_is_terminating_before_it_is_gone(
     api: kubernetes.client.CoreV1Api, node: str, state: KubernetesState
 ) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def watch(change: Change) -> None:
+        if change.name == "contract-a":
+            seen.append((change.action, "deletionTimestamp" in change.object["metadata"]))
+
+    state.on_change(watch)
     state.create_pod("contract-a", node=node)
     meta = kubernetes.client.V1ObjectMeta(name="contract-a", namespace="default")
     api.create_namespaced_pod_eviction("contract-a", "default", kubernetes.client.V1Eviction(metadata=meta))
-    pod = state.pods.get(("default", "contract-a"))
-    assert pod is None or "deletionTimestamp" in pod["metadata"]
-    eventually(lambda: ("default", "contract-a") not in state.pods)
+    eventually(lambda: len(seen) == 3)
+    assert seen == [("ADDED", False), ("MODIFIED", True), ("DELETED", True)]
+    assert ("default", "contract-a") not in state.pods
 
 
 def test_a_disruption_budget_refuses_the_eviction(

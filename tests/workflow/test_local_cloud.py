@@ -15,6 +15,7 @@ from typing import Any
 
 import botocore.exceptions
 import pytest
+from moto.stepfunctions.models import StateMachine
 
 from emulator.cloud import LocalCloud
 from emulator.lambda_runtime import LambdaRuntime
@@ -309,7 +310,17 @@ def test_executions_without_a_name_do_not_collide(cloud: LocalCloud, tiny: Stack
         cloud.client("stepfunctions").stop_execution(executionArn=arn)
 
 
-def test_one_name_started_by_many_threads_runs_once(cloud: LocalCloud, tiny: Stack) -> None:
+def test_one_name_started_by_many_threads_runs_once(
+    cloud: LocalCloud, tiny: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up = StateMachine._handle_name_input_idempotency
+
+    def slowly(self: Any, *args: Any) -> Any:
+        found = look_up(self, *args)
+        time.sleep(0.05)  # between moto's look-up and its append
+        return found
+
+    monkeypatch.setattr(StateMachine, "_handle_name_input_idempotency", slowly)
     results: list[str] = []
 
     def start(number: int) -> None:

@@ -131,6 +131,7 @@ def test_a_duplicate_delivered_five_times_at_once_starts_one_execution(
     assert scenario.end() == "REJECTED_KEPT"
     mine = [e for e in cloud.executions() if e["name"].startswith(scenario.incident_id())]
     assert len(mine) == 1
+    assert {e["incident_id"] for e in scenario.events()} == {scenario.incident_id()}
     assert len([m for m in scenario.mails() if "review" in m.subject]) == 1
 
 
