@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.synth import synthesize
+from lambdas import observability
 
 Template = dict[str, Any]
 
@@ -31,3 +34,12 @@ def definition(template: Template) -> dict[str, Any]:
 
 def _name(part: dict[str, Any]) -> str:
     return str(part["Fn::GetAtt"][0] if "Fn::GetAtt" in part else part["Ref"])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet() -> Iterator[None]:
+    """Tens of thousands of steps: only what is an error is logged; tests of the log turn it up."""
+    before = observability.logger.log_level
+    observability.logger.setLevel(logging.CRITICAL)
+    yield
+    observability.logger.setLevel(before)

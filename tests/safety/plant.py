@@ -1,0 +1,326 @@
+"""A whole plant in memory: jobs, nodes, HyperPod's own moves, people, queues, the state machine and a clock.
+
+In: the synthesized definition. Out: `alarm`, `human`, `advance` and the like for proofs to play with; the real
+handlers run behind `wires`, `watch` judges each of their effects. Nothing here waits for real time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from infra.logical_ids import camel
+from lambdas import handlers, observability, wiring
+from lambdas.domain.approval import Answer, hash_of
+from lambdas.domain.errors import CallbackGoneError
+from lambdas.domain.incident import Incident
+from lambdas.domain.times import stamp
+from lambdas.ports import ClusterNode, KubeNode, ReplaceAnswer
+from lambdas.settings import HANDLERS, VARIABLES
+from tests.events import builder
+from tests.unit.lambdas.conftest import VALUES
+from tests.unit.lambdas.drive import CONTEXT, Driver
+from tests.unit.lambdas.fakes import FakeCallback, FakeCluster
+from training_agent.contract import Alarm, Finding, Job, Place, ResumePoint
+
+from .asl import Definition
+from .machine import Execution, Killed, Machine
+from .watch import Watch
+from .wires import Wired, Wires
+
+MAX_RECEIVES = 5  # of a message, before the dead-letter queue
+REPLACEMENT_TAKES = timedelta(minutes=25)
+CHECK_TAKES = timedelta(minutes=90)
+NOT_WIRED = ("settings", "clock")
+
+
+@dataclass
+class JobRun:
+    """One training job and where its ranks sit now."""
+
+    job: Job
+    instances: list[str]
+
+    @property
+    def seats(self) -> tuple[Place, ...]:
+        seats = builder.places(tuple(self.instances))
+        return tuple(replace(s, pod_name=f"{self.job.uid}-{s.pod_name}") for s in seats)
+
+    def pods(self) -> dict[str, str]:
+        """Pod name -> instance."""
+        return {s.pod_name: s.instance_id for s in self.seats}
+
+
+class PlantCluster(FakeCluster):
+    """HyperPod with a clock: what it accepts ends later."""
+
+    def __init__(self, plant: Plant) -> None:
+        super().__init__()
+        self._plant = plant
+        self.check_ends = "pass"  # or fail, stuck, never
+
+    def start_health_check(self, group: str, instance_id: str, *more: Any, **others: Any) -> None:
+        self.calls.append(("check", instance_id))
+        if self.check_ends == "never":
+            return
+        self.set_status(instance_id, "DeepHealthCheckInProgress")
+        if self.check_ends != "stuck":
+            failed = self.check_ends == "fail"
+            self._plant.later(CHECK_TAKES, lambda: self._plant.end_check(instance_id, failed=failed))
+
+    def replace(self, instance_id: str) -> ReplaceAnswer:
+        answer = super().replace(instance_id)
+        if answer.accepted:
+            self._plant.later(REPLACEMENT_TAKES, lambda: self._plant.swap(instance_id))
+        return answer
+
+
+class PlantCallback(FakeCallback):
+    """Step Functions' side of the task tokens."""
+
+    def __init__(self, plant: Plant) -> None:
+        super().__init__()
+        self._plant = plant
+
+    def succeed(self, task_token: str, output: dict[str, object]) -> None:
+        if self.error is not None:
+            raise self.error
+        if not self._plant.machine.answer(task_token, json.loads(json.dumps(output))):
+            raise CallbackGoneError("TaskTimedOut")
+        self.answers.append((task_token, output))
+
+
+class Plant(Driver):
+    """Everything; one per test."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, definition: Definition, jobs: int = 1, nodes: int = 3
+    ) -> None:
+        for name in {n for names in VARIABLES.values() for n in names}:
+            monkeypatch.setenv(name, VALUES.get(name, name.lower()))
+        monkeypatch.setattr(observability.metrics.provider, "namespace", "TrainingSDC")
+        super().__init__(monkeypatch)
+        self.world.cluster = PlantCluster(self)
+        self.world.callback = PlantCallback(self)
+        self.world.kubernetes.nodes.clear()
+        self.world.kubernetes.pods.clear()
+        self.watch = Watch(self.world)
+        self.wires = Wires(self.watch)
+        self.machine = Machine(definition, self.call, lambda: self.world.clock.at)
+        self.dead_letters: list[str] = []
+        self.raised: list[str] = []
+        self._agenda: list[tuple[datetime, int, Callable[[], object]]] = []
+        self._order = itertools.count()
+        self._functions = {f"{camel(name)}Function": name for name in HANDLERS}
+        for name in wiring.FACTORIES:
+            if name not in NOT_WIRED:
+                wired = Wired(name, getattr(self.world, name), self.wires)
+                monkeypatch.setitem(wiring.FACTORIES, name, lambda _s, wired=wired: wired)
+        wiring.needs.cache_clear()
+        numbers = itertools.count(1)
+        self.jobs = [
+            JobRun(
+                Job(f"llama-{j}", f"job-{j:04d}", 1, "training"),
+                [f"i-{next(numbers):017x}" for _ in range(nodes)],
+            )
+            for j in range(jobs)
+        ]
+        for job in self.jobs:
+            for instance in job.instances:
+                self.add_node(instance)
+            self.start_job(job)
+
+    # the world
+    def swap(self, instance_id: str) -> str | None:
+        """The old instance vanishes with its node and pods, a new one runs."""
+        cluster, kubernetes = self.world.cluster, self.world.kubernetes
+        if instance_id not in cluster.members:
+            return None
+        old = self.vanish(instance_id)
+        new = f"i-{next(cluster._numbers):017x}"
+        cluster.members[new] = ClusterNode(new, old.group, "Running", stamp(self.world.clock.at))
+        name = f"hyperpod-{new}"
+        kubernetes.nodes[name] = KubeNode(name, name, "1", False, {}, {})
+        for job in self.jobs:
+            job.instances = [new if i == instance_id else i for i in job.instances]
+        return new
+
+    def vanish(self, instance_id: str) -> ClusterNode:
+        kubernetes, name = self.world.kubernetes, f"hyperpod-{instance_id}"
+        kubernetes.nodes.pop(name, None)
+        for key in [k for k, p in kubernetes.pods.items() if p.node == name]:
+            del kubernetes.pods[key]
+        self.watch.cordoner.pop(name, None)
+        return self.world.cluster.members.pop(instance_id)
+
+    def end_check(self, instance_id: str, *, failed: bool) -> None:
+        """HyperPod ends its check: labels and status; under Automatic a failed node is replaced."""
+        if instance_id not in self.world.cluster.members:
+            return
+        name, label = f"hyperpod-{instance_id}", "sagemaker.amazonaws.com/deep-health-check-status"
+        node = self.world.kubernetes.nodes.get(name)
+        if node is not None:
+            labels = {**node.labels, label: "Failed" if failed else "Passed"}
+            self.world.kubernetes.change(name, labels=labels)
+        self.world.cluster.set_status(instance_id, "Running")
+        if failed and self.world.cluster.facts.node_recovery == "Automatic":
+            self.swap(instance_id)
+
+    def start_job(self, job: JobRun, resumed_from: int | None = None) -> None:
+        """All pods start on their instances and register."""
+        for name, instance in job.pods().items():
+            if instance in self.world.cluster.members:
+                self.add_pod(name, f"{name}-{job.job.attempt}", instance, job.job)
+        seats = tuple(replace(s, pod_uid=f"{s.pod_name}-{job.job.attempt}") for s in job.seats)
+        for node in range(len(job.instances)):
+            message = builder.registration(
+                node, seats, job.job, resumed_from_step=resumed_from, time=stamp(self.world.clock.at)
+            )
+            self.deliver(builder.event(message), "register")
+
+    def job_returns(self, job: JobRun | None = None, resumed_from: int | None = 20, **_: Any) -> None:  # type: ignore[override]
+        """The next attempt of a job, wherever its instances are now."""
+        job = job or self.jobs[0]
+        job.job = replace(job.job, attempt=job.job.attempt + 1)
+        self.start_job(job, resumed_from)
+
+    def finding(self, make: Callable[..., Finding], rank: int, job: JobRun | None = None, *a: Any) -> Finding:
+        """A finding on a rank of the job, where it sits now."""
+        return make(rank, *a, seats=(job or self.jobs[0]).seats)
+
+    def alarm_of(
+        self, *findings: Finding, job: JobRun | None = None, step: int = 30, **changes: Any
+    ) -> Alarm:
+        job = job or self.jobs[0]
+        now = {"job": job.job, "step": step, "time": stamp(self.world.clock.at)}
+        window = {"suspect_window": (step - 9, step), "resume_from": ResumePoint(step - 10, "/shared/x")}
+        return builder.alarm(*findings, seats=job.seats, **{**now, **window, **changes})
+
+    # functions and queues
+    def call(self, logical_id: str, payload: dict[str, Any]) -> dict[str, Any]:
+        """Invoke a deployed function for the state machine."""
+        name = self._functions[logical_id]
+        self.wires.enter(name, str(payload.get("incident_id", "")))
+        answer: dict[str, Any] = getattr(handlers, name)(payload, CONTEXT)
+        return answer
+
+    def deliver(self, body: str | dict[str, Any], to: str = "ingest") -> bool:
+        """One SQS message, delivered until it is taken; False when it went to the dead-letter queue."""
+        for _ in range(MAX_RECEIVES):
+            self.wires.enter(to)
+            try:
+                if not self.send(body, to=getattr(handlers, to))["batchItemFailures"]:
+                    return True
+            except Killed:
+                continue
+            except Exception as e:  # noqa: BLE001  # an uncaught exception of a handler is a finding
+                self.raised.append(f"{to}: {e!r}")
+        self.dead_letters.append(to)
+        return False
+
+    def alarm(self, alarm: Alarm, deliveries: int = 1) -> list[Incident]:
+        """Deliver an alarm; the incidents that it opened."""
+        before = set(self.world.incidents.rows)
+        for _ in range(deliveries):
+            self.deliver(builder.event(alarm))
+        return [i for i in list(self.world.incidents.rows.values()) if i.id not in before]
+
+    # people
+    def link(self, incident_id: str) -> str | None:
+        """The newest link that was mailed for the incident."""
+        for _, _, body in reversed(self.world.mail.sent):
+            if f"Incident: {incident_id}" in body:
+                found = re.search(r"^(https?://\S+/review/\S+)$", body, re.M)
+                if found:
+                    return found[1]
+        return None
+
+    def human(self, incident_id: str, decision: str, **form: str) -> int:
+        """A person opens the newest link and answers; the HTTP status."""
+        link = self.link(incident_id)
+        if link is None:
+            return 0
+        row = self.world.approvals.rows.get(hash_of(link.rsplit("/", 1)[-1]))
+        typed = {"typed": row.instance_id[-6:] if row else "", "reason": "seen the evidence"}
+        if row is not None and row.state.value == "PENDING":
+            self.watch.consent[row.approval_id] = Answer(decision)
+        self.wires.enter("approval_decide", incident_id)
+        try:
+            answer = self.browse(link, "POST", {"decision": decision, **typed, **form})
+        except Killed:
+            return 502
+        return int(answer["statusCode"])
+
+    def scan(self, incident_id: str) -> None:
+        """A mail scanner opens everything."""
+        link = self.link(incident_id)
+        for method in ("GET", "HEAD", "OPTIONS") if link else ():
+            self.wires.enter("approval_show", incident_id)
+            self.browse(link or "", method)
+
+    def cordon_by_hand(self, instance_id: str, *, on: bool) -> None:
+        name = f"hyperpod-{instance_id}"
+        node = self.world.kubernetes.nodes.get(name)
+        if node is not None and node.unschedulable is not on:
+            self.world.kubernetes.change(name, unschedulable=on)
+            self.watch.cordoner[name] = "human" if on else ""
+
+    # time
+    def later(self, delay: timedelta, what: Callable[[], object]) -> None:
+        heapq.heappush(self._agenda, (self.world.clock.at + delay, next(self._order), what))
+
+    def pump(self) -> None:
+        """Start what was asked for and run what can run, until nothing moves."""
+        while True:
+            for name, incident_id in list(self.world.workflow.started.items()):
+                self.machine.start(name, incident_id)
+            before = sum(e.events for e in self.machine.executions.values())
+            self.machine.run()
+            if sum(e.events for e in self.machine.executions.values()) == before:
+                return
+
+    def advance(self, delta: timedelta, stop: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass; whatever is due happens in its order."""
+        until = self.world.clock.at + delta
+        self.pump()
+        while not stop():
+            dues = [d for d in (self.machine.next_due(), self._agenda[0][0] if self._agenda else None) if d]
+            if not dues or min(dues) > until:
+                self.world.clock.at = max(self.world.clock.at, until)
+                return
+            self.world.clock.at = max(self.world.clock.at, min(dues))
+            while self._agenda and self._agenda[0][0] <= self.world.clock.at:
+                heapq.heappop(self._agenda)[2]()
+            self.machine.expire()
+            self.pump()
+
+    def until(self, state: str, incident_id: str, within: timedelta = timedelta(days=1)) -> bool:
+        """Advance until the incident's execution waits in a state."""
+        self.advance(within, lambda: self.execution(incident_id).state == state)
+        return self.execution(incident_id).state == state
+
+    # reading
+    def execution(self, incident_id: str) -> Execution:
+        return next(e for e in self.machine.executions.values() if e.incident_id == incident_id)
+
+    def incident(self, incident_id: str) -> Incident:
+        return self.world.incidents.rows[incident_id]
+
+    def waiting(self) -> list[str]:
+        """Incidents that wait for a person."""
+        return [e.incident_id for e in self.machine.executions.values() if e.running and e.token]
+
+    def open_incidents(self) -> list[Incident]:
+        return [i for i in self.world.incidents.rows.values() if not i.state.terminal]
+
+    def violations(self) -> list[str]:
+        """Everything that must never be; empty is the proof."""
+        return [*self.watch.violations, *self.watch.unrecorded(), *self.raised]

@@ -1,0 +1,112 @@
+"""Every decision row, with every answer that a person may give, walked by the synthesized machine to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from lambdas.domain.decision_table import TABLE
+from tests.events import builder
+from training_agent.contract import Check, Finding, FindingKind, SecondConfirmation, Verdict
+
+from .asl import Definition
+from .plant import Plant
+
+DAYS = timedelta(days=3)
+
+
+def pair(rank: int, verdict: Verdict, second: SecondConfirmation | None = None) -> Callable[[Plant], Finding]:
+    return lambda p: builder.pair(rank, verdict, p.jobs[0].seats, second)
+
+
+def unnamed(kind: FindingKind, first: int = 2, last: int = 4, **more: Any) -> Callable[[Plant], Finding]:
+    return lambda p: Finding(kind, involved=p.jobs[0].seats[first:last], **more)
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a row is reached; `asks` says whether a person is asked before anything is destroyed."""
+
+    row: str
+    finding: Callable[[Plant], Finding]
+    asks: bool
+    otherwise: str = "HANDED_TO_HUMAN"  # the end when nobody is asked
+    check: str = "pass"  # how a deep health check ends
+    contained: bool = True  # some node is cordoned at the end when nobody releases it
+
+
+CASES = {
+    "S1": Case("S1", unnamed(FindingKind.SOFTWARE), asks=False, contained=False),
+    "N0": Case("N0", unnamed(FindingKind.NONFINITE, 3, 4, reproduced=True), asks=False, contained=False),
+    "W1": Case("W1", lambda p: builder.weights(3, p.jobs[0].seats), asks=True),
+    "W2": Case("W2", unnamed(FindingKind.WEIGHTS, 2, 6), asks=False),
+    "C1": Case("C1", lambda p: builder.culprit(3, p.jobs[0].seats), asks=True),
+    "C2": Case("C2", lambda p: builder.culprit(3, p.jobs[0].seats, majority=False), asks=True),
+    "V1": Case("V1", pair(3, Verdict.PERSISTENT), asks=True),
+    "V2 passes": Case("V2", pair(3, Verdict.TRANSIENT), asks=False, otherwise="RELEASED", contained=False),
+    "V2 fails": Case("V2", pair(3, Verdict.TRANSIENT), asks=True, check="fail"),
+    "V2 stuck": Case("V2", pair(3, Verdict.TRANSIENT), asks=False, check="stuck"),
+    "V2 never started": Case("V2", pair(3, Verdict.TRANSIENT), asks=False, check="never"),
+    "V3 repeats": Case("V1", pair(3, Verdict.REPLAYER, SecondConfirmation.REPEATS), asks=True),
+    "V3 agrees": Case(
+        "V2", pair(3, Verdict.REPLAYER, SecondConfirmation.AGREES), asks=False, otherwise="RELEASED",
+        contained=False,
+    ),
+    "V3 unknown": Case("V4", pair(3, Verdict.REPLAYER, SecondConfirmation.UNAVAILABLE), asks=False),
+    "V4": Case("V4", pair(3, Verdict.UNATTRIBUTABLE), asks=False),
+    "N1": Case(
+        "N1",
+        lambda p: Finding(FindingKind.NONFINITE, rank=3, place=p.jobs[0].seats[3], reproduced=False),
+        asks=False,
+    ),
+    "R1": Case("R1", lambda p: Finding(FindingKind.REDUCED), asks=False, contained=False),
+    "X0": Case("X0", lambda p: Finding(FindingKind.CULPRIT), asks=False, contained=False),
+}  # fmt: skip
+ANSWERS = {
+    "approve": "REPLACED",
+    "keep": "REJECTED_KEPT",
+    "release": "REJECTED_RELEASED",
+    "expire": "EXPIRED",
+}
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch, definition: Definition) -> Plant:
+    return Plant(monkeypatch, definition)
+
+
+def test_every_row_of_the_table_is_among_the_cases() -> None:
+    reached = {case.row for case in CASES.values()} | {"V3"}
+    assert reached == {row.id for row in TABLE}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("name", CASES)
+def test_each_row_and_answer_ends_where_the_table_says(plant: Plant, name: str, answer: str) -> None:
+    case = CASES[name]
+    suspect = plant.jobs[0].instances[1]
+    plant.world.cluster.check_ends = case.check  # type: ignore[attr-defined]
+    (incident,) = plant.alarm(plant.alarm_of(case.finding(plant), check=Check.REPLAY))
+    plant.pump()
+    plant.advance(timedelta(hours=12), lambda: incident.id in plant.waiting())
+    assert (incident.id in plant.waiting()) is case.asks
+    if case.asks and answer != "expire":
+        assert plant.human(incident.id, answer) == 200
+    plant.later(timedelta(hours=1), plant.job_returns)
+    plant.advance(DAYS)
+    end = plant.incident(incident.id)
+    assert end.state.value == (ANSWERS[answer] if case.asks else case.otherwise), plant.execution(incident.id)
+    assert end.decided_rows[-1] == case.row
+    assert plant.execution(incident.id).status == "SUCCEEDED"
+    assert plant.violations() == []
+    replaced = case.asks and answer == "approve"
+    assert [i.instance_id for i in plant.watch.issued] == ([suspect] if replaced else [])
+    assert plant.watch.calls["cluster.replace"] == (1 if replaced else 0)
+    cordoned = [n.name for n in plant.world.kubernetes.nodes.values() if n.unschedulable]
+    released = case.asks and answer in ("approve", "release")
+    assert bool(cordoned) is (case.contained and not released), cordoned
+    assert not plant.world.incidents.gates and not plant.world.controls.locks
