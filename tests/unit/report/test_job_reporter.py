@@ -18,6 +18,7 @@ import pytest
 from training_agent.contract import Alarm, Check, FindingKind, NodeRegistration, Pair, decode, delivery_key
 from training_agent.quarantine import entries_of, read_record
 from training_agent.report import StepChecks, choose_publishers, job_reporter
+from training_agent.report.metrics import MetricState
 from training_agent.spool import Spool
 
 from .builders import ROOT, FakeAws, a_finding, a_place, a_registration, an_alarm, settings_of
@@ -175,6 +176,17 @@ def test_what_was_given_up_is_counted_in_a_metric(tmp_path: Path) -> None:
     assert metric(aws.metrics[-1], "sdc_agent_dropped") == [1.0, 1.0]
 
 
+def test_an_audit_and_an_alarm_are_counted_in_one_publication_only() -> None:
+    state = MetricState("demo", "llama")
+    state.progress(10, PASSED)
+    state.alarm(an_alarm())
+    first, second = ({"MetricData": state.take(0)} for _ in range(2))
+    assert metric(first, "sdc_audits_done")[0] == 1.0
+    assert metric(first, "sdc_replay_mismatch")[0] == 1.0
+    assert metric(second, "sdc_audits_done")[0] == 0.0
+    assert metric(second, "sdc_replay_mismatch")[0] == 0.0
+
+
 def test_a_job_that_computes_nothing_sends_no_heartbeat(tmp_path: Path) -> None:
     aws = FakeAws()
     reporter = job_reporter(settings_of(tmp_path), 0, client=aws.factory)
@@ -213,11 +225,13 @@ def test_a_disk_that_cannot_be_written_does_not_stop_the_alarm(
 
 
 def test_without_a_bus_the_alarm_still_stands_on_the_disk(tmp_path: Path) -> None:
-    reporter = job_reporter(settings_of(tmp_path, event_bus=None), 0)
+    asked: list[str] = []
+    reporter = job_reporter(settings_of(tmp_path, event_bus=None), 0, client=asked.append)
     reporter.started(a_registration())
     reporter.progress(1, BETWEEN)
     reporter.alarm(an_alarm())
     reporter.close()
+    assert asked == []
     assert Spool(tmp_path / "spool").unsent() == (an_alarm(),)
 
 
