@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         hold_while_quarantined(settings)  # before torch is imported: a rank on hold costs next to nothing
     except AgentError as e:
         sys.stderr.write(f"{e}\n")
-        return int(e.exit_code)
+        exit_codes.leave(e.exit_code)
 
     from examples.training import train
 

@@ -19,6 +19,7 @@ from .contract import (
     decode,
     delivery_key,
     encode,
+    occurrence_key,
 )
 from .shared_files import write_atomic
 
@@ -28,7 +29,7 @@ def entries_of(alarm: Alarm) -> tuple[QuarantineEntry, ...]:
 
     Nobody is held for software or configuration (S1) and for data that healthy peers reproduce (N0).
     """
-    key = delivery_key(alarm)
+    key = occurrence_key(delivery_key(alarm), alarm.job.attempt)
     entries: dict[tuple[str | None, str | None], QuarantineEntry] = {}
     for finding in alarm.findings:
         for instance_id, gpu_uuid in _suspects(finding):

@@ -18,7 +18,16 @@ from .alarm import (
     Verdict,
     Vote,
 )
-from .codec import ContractError, UnknownMajorError, decode, delivery_key, encode, from_plain, to_plain
+from .codec import (
+    ContractError,
+    UnknownMajorError,
+    decode,
+    delivery_key,
+    encode,
+    from_plain,
+    occurrence_key,
+    to_plain,
+)
 from .names import (
     EVENT_SOURCE,
     INSTANCE_ID_PATTERN,
@@ -63,6 +72,7 @@ __all__ = [
     "delivery_key",
     "encode",
     "from_plain",
+    "occurrence_key",
     "to_plain",
     "EVENT_SOURCE",
     "INSTANCE_ID_PATTERN",

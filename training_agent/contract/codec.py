@@ -91,6 +91,15 @@ def delivery_key(alarm: Alarm) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def occurrence_key(key: str, attempt: int) -> str:
+    """What quarantine rows and entries carry: this alarm (`delivery_key`) in this attempt of the job.
+
+    A released job may alarm again at the same step with the same suspects: the release of the earlier
+    occurrence must not set the later one free.
+    """
+    return f"{key}#{attempt}"
+
+
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):

@@ -34,7 +34,7 @@ class Mode(str, Enum):
 class QuarantineEntry:
     """One suspect. With neither instance nor GPU the whole job is held (nobody was named)."""
 
-    delivery_key: str  # of the alarm, see `codec.delivery_key`
+    delivery_key: str  # of the alarm in that attempt, see `codec.occurrence_key`
     instance_id: str | None
     gpu_uuid: str | None
     suspect_window: tuple[int, int]

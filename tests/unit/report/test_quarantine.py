@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from training_agent.contract import Check, ContractError, FindingKind, Verdict
+from training_agent.contract import Check, ContractError, FindingKind, Verdict, delivery_key
 from training_agent.quarantine import add_to_record, covers, entries_of, read_record
 from training_agent.quarantine_table import Row
 
@@ -47,6 +47,13 @@ def test_an_unattributable_pair_holds_the_places_involved() -> None:
 def test_a_finding_without_any_place_holds_the_job() -> None:
     assert suspects(a_finding(None, FindingKind.WEIGHTS)) == [(None, None)]
     assert suspects(a_finding(1, place=None)) == [(None, None)]
+
+
+def test_the_same_alarm_in_the_next_attempt_is_another_occurrence() -> None:
+    first = an_alarm(a_finding(1))
+    again = replace(first, job=replace(first.job, attempt=first.job.attempt + 1))
+    assert delivery_key(first) == delivery_key(again)
+    assert entries_of(first)[0].delivery_key != entries_of(again)[0].delivery_key
 
 
 def test_entries_are_only_ever_added(tmp_path: Path) -> None:
