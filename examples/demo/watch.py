@@ -21,7 +21,7 @@ from emulator.mailbox import Mail
 from emulator.training_operator import TrainingOperator, gpu_uuids_of
 from examples.demo import approver
 from examples.demo.launch import CLUSTER, job_spec, last_line, tail
-from examples.demo.proof import Observed, read_hashes
+from examples.demo.proof import RELEASED, REPLACED, Observed, read_hashes
 from examples.demo.settings import DemoSettings
 from examples.demo.story import Progress, Story
 from examples.injection import struck
@@ -49,6 +49,7 @@ class Watch:
     _events: int = 0
     _registered_attempt: int = 0
     _pages: list[str] = field(default_factory=list)
+    _states: dict[str, str] = field(default_factory=dict)  # incident -> newest state on the bus
 
     def start_cloud(self) -> LocalCloud:
         """Synthesize the app as it is deployed and load its template; the demo asks for mode `replace`."""
@@ -81,11 +82,18 @@ class Watch:
         limit = INTERACTIVE_TIMEOUT_SECONDS if self.settings.interactive else JOB_TIMEOUT_SECONDS
         deadline = time.monotonic() + limit
         with TrainingOperator(cloud.kubernetes, spec) as self.operator:
-            while not self.operator.done and time.monotonic() < deadline:
+            while (
+                not self.operator.done and time.monotonic() < deadline and not self._left_to_a_person(cloud)
+            ):
                 self._look(cloud, progress)
                 time.sleep(POLL_SECONDS)
             if not self.operator.done:
-                self.operator.failure = f"the job did not end within {limit:.0f} s"
+                self.operator.failure = (
+                    "the pipeline ended without a replacement or a release: the job stays on hold until a person "
+                    "decides about the node"
+                    if self._left_to_a_person(cloud)
+                    else f"the job did not end within {limit:.0f} s"
+                )
             deadline = time.monotonic() + END_TIMEOUT_SECONDS
             while time.monotonic() < deadline and self._running(cloud):
                 self._look(cloud, progress)
@@ -174,6 +182,7 @@ class Watch:
                     + ("the start" if start is None else f"the checkpoint of step {start}")
                 )
         elif kind == DetailType.INCIDENT_STATE_CHANGED.value:
+            self._states[str(detail.get("incident_id"))] = str(detail.get("state"))
             self.story.line(f"pipeline: {detail.get('state')}: {detail.get('story', '')}")
 
     def _answer(self, mail: Mail) -> None:
@@ -192,6 +201,11 @@ class Watch:
             return
         answer = approver.approve(link, page, named.group(0), "demo: the evidence on the page is conclusive")
         self.story.line(f"the approver read the page and approved: {answer[:100]}")
+
+    def _left_to_a_person(self, cloud: LocalCloud) -> bool:
+        """All incidents have ended, one of them in a state that lets nobody go."""
+        ended = [s for s in self._states.values() if s not in (REPLACED, RELEASED)]
+        return bool(ended) and not self._running(cloud)
 
     def _running(self, cloud: LocalCloud) -> bool:
         return any(e["status"] == "RUNNING" for e in cloud.executions())
