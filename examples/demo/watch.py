@@ -89,8 +89,8 @@ class Watch:
                 time.sleep(POLL_SECONDS)
             if not self.operator.done:
                 self.operator.failure = (
-                    "the pipeline ended without a replacement or a release: the job stays on hold until a person "
-                    "decides about the node"
+                    "the pipeline ended without a replacement or a release: the job stays on hold until a "
+                    "person decides about the node"
                     if self._left_to_a_person(cloud)
                     else f"the job did not end within {limit:.0f} s"
                 )
