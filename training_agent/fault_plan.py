@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ._phase import Phase
-from .digest import GOLDEN, mix
 from .errors import ConfigurationError
+from .fault_shapes import Element, Flip, Shape, Value, scatter
+from .fault_spec import EVERYWHERE, REPLAYS, STEP_ONLY, FaultSpec, Persistence, Where
 from .schedule import Schedule
 
 TWO_GPUS_MIN_RANKS = 5  # with four, two bad GPUs leave no strict majority
@@ -40,16 +40,8 @@ MEANING = {
     Fault.TWO_GPUS: "forward-x1000 on two GPUs of two nodes at once",
 }
 
-_EVERYWHERE = frozenset({Phase.TRAINING, Phase.REPLAY, Phase.ARBITRATION})
-PHASES = {
-    Fault.NAN_ONCE: frozenset({Phase.TRAINING}),
-    Fault.FORWARD: _EVERYWHERE,
-    Fault.FORWARD_ONCE: frozenset({Phase.TRAINING}),
-    Fault.REPLAYER: frozenset({Phase.REPLAY, Phase.ARBITRATION}),
-    Fault.WEIGHT_GRAD: _EVERYWHERE,
-    Fault.TWO_GPUS: _EVERYWHERE,
-}
 _ONCE = frozenset({Fault.NAN_ONCE, Fault.FORWARD_ONCE, Fault.WEIGHT_FLIP})
+FLIPPED_BIT = 22  # the highest bit of a float32 mantissa
 
 
 def describe() -> str:
@@ -116,6 +108,26 @@ class FaultPlan:
         """Whether it strikes a single time, ever."""
         return self.fault in _ONCE
 
+    @property
+    def specs(self) -> tuple[FaultSpec, ...]:
+        """The plan in the injector's own terms, one fault for each bad GPU."""
+        where, shape = _SITES.get(self.fault, (Where.FORWARD_OUTPUT, Element(1000.0)))
+        phases = STEP_ONLY if self.once else EVERYWHERE
+        if self.fault is Fault.REPLAYER:
+            phases = REPLAYS
+        often = Persistence.ONCE if self.once else Persistence.ALWAYS
+        return tuple(
+            FaultSpec(where, shape, rank, self.step, often, phases=phases, seed=self.seed)
+            for rank in self.ranks
+        )
+
+
+_SITES: dict[Fault, tuple[Where, Shape]] = {
+    Fault.NAN_ONCE: (Where.FORWARD_OUTPUT, Value(float("nan"))),
+    Fault.WEIGHT_GRAD: (Where.WEIGHT_GRADIENT, Element(1000.0)),
+    Fault.WEIGHT_FLIP: (Where.WEIGHTS, Flip((FLIPPED_BIT,))),
+}
+
 
 def _known(name: str) -> Fault:
     try:
@@ -165,8 +177,3 @@ def _second_rank(first: int, seed: int, world_size: int, gpus_per_node: int) -> 
             "add nodes or GPUs"
         )
     return (first + gpus_per_node * (1 + scatter(seed) % (nodes - 1))) % world_size
-
-
-def scatter(seed: int) -> int:
-    """A number that neighbouring seeds do not share (SplitMix64)."""
-    return mix((seed * GOLDEN) & 0xFFFFFFFFFFFFFFFF)

@@ -1,8 +1,14 @@
 """Seeded fault injection, for the demo, for tests, for drills on your own cluster.
 
-In: a plan (`FaultPlan.parse`). Out: wrong bits at that place, through hooks on the user's own objects.
-The guard and the checks never import this module. A fault lives in a GPU: it binds to its rank's GPU UUID at
-the first start, goes when the node goes, and strikes again if the job comes back to that GPU.
+Two ways in. `Injection(FaultSpec(...))` strikes any place in any shape on one rank, for one process's life::
+
+    spec = FaultSpec(Where.FORWARD_OUTPUT, Element(1000.0), rank=13, step=23, seed=7)
+    fault = Injection(spec, rank=rank, module=layer, step=lambda: guard.step + 1, phase=lambda: guard.phase)
+
+`Injector(FaultPlan.parse(...))` is for faults with a name that live in a GPU: it binds to the rank's GPU UUID
+at the first start, goes when the node goes, and strikes again if the job comes back to that GPU.
+Out: wrong bits, through hooks on the user's own objects; numbers only, never a flag that a check could read.
+The guard and the checks never import this module.
 """
 
 from __future__ import annotations
@@ -12,20 +18,61 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ._phase import Phase
 from .errors import ConfigurationError
-from .fault_plan import MEANING, PHASES, Fault, FaultPlan, describe, scatter
+from .fault_plan import MEANING, Fault, FaultPlan, describe
+from .fault_shapes import (
+    Column,
+    Compensate,
+    Element,
+    Flip,
+    Lanes,
+    Noise,
+    Shape,
+    Spot,
+    StuckBit,
+    Swap,
+    Value,
+    corrupted,
+)
+from .fault_sites import Injection
+from .fault_spec import EVERYWHERE, REPLAYS, STEP_ONLY, FaultSpec, Persistence, Where
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
-__all__ = ["Fault", "FaultPlan", "Injector", "Phase", "StrikeRecord", "strike_records", "describe", "MEANING"]
+__all__ = [
+    "Injection",
+    "FaultSpec",
+    "Where",
+    "Persistence",
+    "Shape",
+    "Element",
+    "Column",
+    "Lanes",
+    "Noise",
+    "Flip",
+    "StuckBit",
+    "Value",
+    "Swap",
+    "Compensate",
+    "Spot",
+    "corrupted",
+    "EVERYWHERE",
+    "STEP_ONLY",
+    "REPLAYS",
+    "Phase",
+    "Fault",
+    "FaultPlan",
+    "Injector",
+    "StrikeRecord",
+    "strike_records",
+    "describe",
+    "MEANING",
+]
 
-FACTOR = 1000
-FLIPPED_BIT = 22  # the highest bit of a float32 mantissa
 _GPU_FILE = "bad-gpu-"
 
 
@@ -77,16 +124,15 @@ class Injector:
         phase: Callable[[], Phase],
     ) -> None:
         self.plan = plan
-        self._module = module
         self._phase = phase
         self._step = 0
         self._marked = False  # this process has made sure that the mark is there
         self._state_dir = state_dir
-        self._handles: list[Any] = []
+        self._injection: Injection | None = None
         self.index: int | None = None  # which of the plan's GPUs this is; None: a healthy one
         if plan.fault is Fault.NONE:
             return
-        weight = _weight_of(module, plan.fault)
+        _refuse_layer(module, plan.fault)
         if gpu_uuid is None:
             raise ConfigurationError(
                 f"rank {rank}: a fault lives in a GPU and this rank's GPU UUID is unknown; "
@@ -95,15 +141,17 @@ class Injector:
         self.index = _bind(plan, gpu_uuid, rank, state_dir)
         if self.index is None:
             return
-        if plan.fault is Fault.WEIGHT_FLIP:
-            handle = optimizer.register_step_post_hook(self._after_update)
-            # first of all post-hooks: a weight check of this very step must see the flip
-            optimizer._optimizer_step_post_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
-            self._handles.append(handle)
-        elif plan.fault is Fault.WEIGHT_GRAD:
-            self._handles.append(weight.register_hook(self._on_weight_grad))  # type: ignore[no-untyped-call]
-        else:
-            self._handles.append(module.register_forward_hook(self._on_forward))
+        self._spec = plan.specs[self.index]
+        self._injection = Injection(
+            self._spec,
+            rank=plan.ranks[self.index],  # whichever rank has come to the bad GPU
+            step=lambda: self._step,
+            phase=phase,
+            module=module,
+            optimizer=optimizer,
+            index=self.index,
+            gate=self._strikes,
+        )
 
     def begin_step(self, step: int) -> None:
         """Tell the global step (1-based) that is about to be computed."""
@@ -111,75 +159,23 @@ class Injector:
 
     def close(self) -> None:
         """Take all hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        if self._injection is not None:
+            self._injection.close()
 
     def _strikes(self) -> bool:
         """Whether the computation in progress is hit; the mark is on disk before the first strike."""
         assert self.index is not None
-        if self.plan.once:
-            due = self._step == self.plan.step and self._phase() is Phase.TRAINING
-            return due and _create(_mark(self._state_dir, self.index), str(self._step))
-        if self._step < self.plan.step or self._phase() not in PHASES[self.plan.fault]:
+        if not self._spec.due(self._step, self._phase()):
             return False
+        if self.plan.once:
+            return _create(_mark(self._state_dir, self.index), str(self._step))
         if not self._marked:
             _create(_mark(self._state_dir, self.index), str(self._step))
             self._marked = True
         return True
 
-    def _on_forward(self, module: Any, args: Any, output: Any) -> Any:
-        if not self._strikes():
-            return None
-        from torch.utils._pytree import tree_flatten, tree_unflatten
 
-        leaves, tree = tree_flatten(output)
-        position = next(i for i, leaf in enumerate(leaves) if _is_floating(leaf))
-        leaves[position] = self._spoil(leaves[position])
-        return tree_unflatten(leaves, tree)
-
-    def _on_weight_grad(self, grad: Tensor) -> Tensor | None:
-        return self._spoil(grad) if self._strikes() else None
-
-    def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._strikes():
-            return
-        import torch
-
-        with torch.no_grad():
-            weight: Tensor = self._module.weight  # type: ignore[assignment]
-            flat = weight.detach().view(-1).view(torch.int32)
-            flat[self._element(weight)] ^= 1 << FLIPPED_BIT
-
-    def _spoil(self, tensor: Tensor) -> Tensor:
-        """Add a detached delta to one element, so that the gradient path stays as it was."""
-        import torch
-
-        with torch.no_grad():
-            delta = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
-            at = self._element(tensor)
-            value = tensor.detach().reshape(-1)[at]
-            wrong = value * (FACTOR - 1)
-            if self.plan.fault is Fault.NAN_ONCE:
-                wrong = torch.full_like(value, float("nan"))
-            delta.view(-1)[at] = wrong
-        return tensor + delta
-
-    def _element(self, tensor: Tensor) -> int:
-        """Flat index of the largest magnitude in a row chosen by seed and GPU: never about zero."""
-        rows = (
-            tensor.detach().reshape(-1, tensor.shape[-1]) if tensor.dim() else tensor.detach().reshape(1, 1)
-        )
-        index = self.index or 0
-        # the first half: a loss that drops the last positions still sees it; two GPUs get two rows
-        choices = max(1, rows.shape[0] // 2)
-        row = (scatter(self.plan.seed) + index * max(1, choices // 2)) % choices
-        if not rows[row].any():  # nothing there to multiply
-            return int(rows.abs().float().argmax())
-        return row * rows.shape[1] + int(rows[row].abs().float().argmax())
-
-
-def _weight_of(module: torch.nn.Module, fault: Fault) -> Tensor:
+def _refuse_layer(module: torch.nn.Module, fault: Fault) -> None:
     import torch
 
     weight = getattr(module, "weight", None)
@@ -187,11 +183,10 @@ def _weight_of(module: torch.nn.Module, fault: Fault) -> Tensor:
         raise ConfigurationError(
             f"FAULT={fault.value}: {type(module).__name__} holds no weight; give the injector one layer"
         )
-    if fault is Fault.WEIGHT_FLIP and (weight.dtype != torch.float32 or not weight.is_contiguous()):
+    if fault is Fault.WEIGHT_FLIP and weight.dtype != torch.float32:
         raise ConfigurationError(
-            f"FAULT={fault.value}: flips a bit of a contiguous float32 weight, this one is {weight.dtype}"
+            f"FAULT={fault.value}: flips a bit of a float32 weight, this one is {weight.dtype}"
         )
-    return weight
 
 
 def _bind(plan: FaultPlan, gpu_uuid: str, rank: int, state_dir: Path) -> int | None:
@@ -229,9 +224,3 @@ def _create(file: Path, text: str) -> bool:
     finally:
         os.close(folder)
     return True
-
-
-def _is_floating(leaf: Any) -> bool:
-    import torch
-
-    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()

@@ -149,11 +149,11 @@ def test_one_off_fault_strikes_in_training_only_and_keeps_its_mark_on_disk(
 def test_mark_stands_before_the_fault_strikes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path, Fault.FORWARD_ONCE)
 
-    def spoil(tensor: Tensor) -> Tensor:
+    def spoil(*_: object) -> Tensor:
         assert strike_records(tmp_path)[0].struck_step == 5
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench.injector, "_spoil", spoil)
+    monkeypatch.setattr("training_agent.fault_sites.corrupted", spoil)
     with pytest.raises(KeyboardInterrupt):
         bench.compute(5)
 
@@ -283,7 +283,8 @@ def test_layer_that_cannot_carry_the_fault_is_refused(tmp_path: Path) -> None:
             )
 
 
-PURE = "attribution placement schedule digest fault_plan faults _phase checks.weights"
+FAULTS = "fault_plan fault_shapes fault_spec fault_sites faults"
+PURE = f"attribution placement schedule digest {FAULTS} _phase checks.weights"
 
 
 def test_importing_these_modules_needs_no_torch() -> None:
