@@ -21,11 +21,12 @@ from emulator.mailbox import Mail
 from emulator.training_operator import TrainingOperator, gpu_uuids_of
 from examples.demo import approver
 from examples.demo.launch import CLUSTER, job_spec, last_line, tail
-from examples.demo.proof import RELEASED, REPLACED, Observed, read_hashes
+from examples.demo.proof import Observed, read_hashes
 from examples.demo.settings import DemoSettings
 from examples.demo.story import Progress, Story
 from examples.injection import struck
 from infra.synth import synthesize
+from lambdas.domain.incident import State
 from training_agent.contract import Alarm, DetailType, NodeRegistration, delivery_key, from_plain
 
 JOB_TIMEOUT_SECONDS = 480.0
@@ -49,7 +50,7 @@ class Watch:
     _events: int = 0
     _registered_attempt: int = 0
     _pages: list[str] = field(default_factory=list)
-    _states: dict[str, str] = field(default_factory=dict)  # incident -> newest state on the bus
+    _states: set[str] = field(default_factory=set)  # seen on the bus
 
     def start_cloud(self) -> LocalCloud:
         """Synthesize the app as it is deployed and load its template; the demo asks for mode `replace`."""
@@ -182,7 +183,7 @@ class Watch:
                     + ("the start" if start is None else f"the checkpoint of step {start}")
                 )
         elif kind == DetailType.INCIDENT_STATE_CHANGED.value:
-            self._states[str(detail.get("incident_id"))] = str(detail.get("state"))
+            self._states.add(str(detail.get("state")))
             self.story.line(f"pipeline: {detail.get('state')}: {detail.get('story', '')}")
 
     def _answer(self, mail: Mail) -> None:
@@ -204,8 +205,10 @@ class Watch:
 
     def _left_to_a_person(self, cloud: LocalCloud) -> bool:
         """All incidents have ended, one of them in a state that lets nobody go."""
-        ended = [s for s in self._states.values() if s not in (REPLACED, RELEASED)]
-        return bool(ended) and not self._running(cloud)
+        if not self._states:
+            return False
+        states = {State(i["state"]) for i in _incidents(cloud)}
+        return all(s.terminal for s in states) and not states <= {State.REPLACED, State.RELEASED}
 
     def _running(self, cloud: LocalCloud) -> bool:
         return any(e["status"] == "RUNNING" for e in cloud.executions())
