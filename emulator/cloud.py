@@ -47,7 +47,9 @@ class LocalCloud:
         nodes: size of the HyperPod cluster.
         gpus_per_node: GPUs of each node.
         cluster: HyperPod's cluster name; must be the one that the template was synthesized for.
-        time_scale: local seconds per real second.
+        time_scale: local seconds per real second of what HyperPod does.
+        wait_scale: the same for the state machine's waits and retries; `time_scale` when left out. A larger one
+            polls less often, where what is waited for happens in real time (a training job that starts).
         deep_check: how deep health checks end: pass, fail or stuck.
         overrides: function's logical id, or "*" -> variable -> value. Only variables that the template gives.
         work_dir: for logs; a temporary folder by default, removed at the end.
@@ -63,6 +65,7 @@ class LocalCloud:
         instance_type: str = "ml.p5.48xlarge",
         cluster: str = "demo",
         time_scale: float = DEFAULT_TIME_SCALE,
+        wait_scale: float | None = None,
         deep_check: str = "pass",
         overrides: Overrides | None = None,
         work_dir: Path | None = None,
@@ -78,6 +81,7 @@ class LocalCloud:
             "seed": seed,
         }
         self._time_scale, self._work_dir = time_scale, work_dir
+        self._wait_scale = time_scale if wait_scale is None else wait_scale
         self._clients: dict[str, Any] = {}
         self._clients_lock = threading.Lock()
         self._stacks: list[Stack] = []
@@ -105,7 +109,7 @@ class LocalCloud:
         else:
             self.folder = self._work_dir.resolve()
             self.folder.mkdir(parents=True, exist_ok=True)
-        self._server = MotoServer(wait_scale=self._time_scale)
+        self._server = MotoServer(wait_scale=self._wait_scale)
         self._closers += [self._server.close, self._close_clients]
         self.timers = Timers(self._time_scale)
         self._closers.append(self.timers.close)

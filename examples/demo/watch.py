@@ -33,6 +33,7 @@ JOB_TIMEOUT_SECONDS = 480.0
 INTERACTIVE_TIMEOUT_SECONDS = 4 * 3600.0
 END_TIMEOUT_SECONDS = 60.0  # of the executions, after the job has ended
 POLL_SECONDS = 0.3
+WAIT_SCALE = 1 / 40  # the pipeline looks every 1.5 s where it would look every minute: training is not scaled
 INSTANCE_ID = re.compile(r"i-[0-9a-f]{17}")
 APPROVER = "approver@example.com"
 
@@ -75,6 +76,7 @@ class Watch:
             deep_check=self.settings.deep_check,
             work_dir=self.settings.out / "cloud",
             cluster=CLUSTER,
+            wait_scale=WAIT_SCALE,
         )
 
     def job(self, cloud: LocalCloud, progress: Progress) -> None:
