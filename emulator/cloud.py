@@ -48,8 +48,8 @@ class LocalCloud:
         gpus_per_node: GPUs of each node.
         cluster: HyperPod's cluster name; must be the one that the template was synthesized for.
         time_scale: local seconds per real second of what HyperPod does.
-        wait_scale: the same for the state machine's waits and retries; `time_scale` when left out. A larger one
-            polls less often, where what is waited for happens in real time (a training job that starts).
+        wait_scale: the same for the state machine's waits and retries; `time_scale` when left out. A larger
+            one polls less often, where what is waited for takes real time (a training job that starts).
         deep_check: how deep health checks end: pass, fail or stuck.
         overrides: function's logical id, or "*" -> variable -> value. Only variables that the template gives.
         work_dir: for logs; a temporary folder by default, removed at the end.
