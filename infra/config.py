@@ -11,7 +11,15 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from training_agent.contract import Mode
 
@@ -29,36 +37,62 @@ class Architecture(str, Enum):
     X86_64 = "x86_64"
 
 
+class Method(str, Enum):
+    """How a node is replaced; the other one is not deployed."""
+
+    API = "api"  # BatchReplaceClusterNodes
+    LABEL = "label"  # the node label that HyperPod acts on; needs NodeRecovery Automatic
+
+
+Addresses = tuple[str, ...]
+Ids = tuple[str, ...]
+TOPIC_ARN = r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[A-Za-z0-9_-]{1,256}$"
+
+
 class Deployment(BaseModel):
     """Everything an operator chooses. One stack guards one HyperPod cluster."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    stack_name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9-]{0,99}$")] = "TrainingSdc"
     cluster_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})$")]
     cluster_arn: Annotated[
         str, Field(pattern=r"^arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:cluster/[a-z0-9]{12}$")
     ]
+    stack_name: Annotated[str, Field(pattern=r"^([A-Za-z][A-Za-z0-9-]{0,99})?$")] = ""  # "": by the cluster
     eks_cluster_name: Annotated[str, Field(pattern=r"^[0-9A-Za-z][A-Za-z0-9_-]{0,99}$")]
     eks_access_entries: bool = False  # needs authentication mode API or API_AND_CONFIG_MAP
-    approvers: tuple[str, ...] = ()  # e-mail addresses; each confirms its own subscription
-    alarm_topic_arn: str | None = None  # where alarms on the pipeline itself go
+    vpc_subnet_ids: Annotated[Ids, Field(max_length=16)] = ()  # private Kubernetes endpoint: where it is seen
+    vpc_security_group_ids: Annotated[Ids, Field(max_length=5)] = ()
+
+    approvers: Addresses = ()  # each confirms its own subscription
+    approval_links: bool = True  # false: decisions by the IAM-signed route only, mails carry no link
+    alarm_topic_arn: Annotated[str | None, Field(pattern=TOPIC_ARN)] = None  # None: this stack makes a topic
+    operators: Addresses = ()  # mailed by the stack's own alarm topic; none: the approvers are
+    slack_workspace_id: Annotated[str | None, Field(pattern="^T[A-Z0-9]{4,30}$")] = None  # optional channel
+    slack_channel_id: Annotated[str | None, Field(pattern="^[CG][A-Z0-9]{4,30}$")] = None
 
     mode: Mode = Mode.OBSERVE  # the control table can lower it, never raise it
+    replacement_method: Method = Method.API
+    telemetry_workspace: Annotated[str | None, Field(pattern=r"^ws-[0-9A-Za-z-]{8,60}$")] = None  # Prometheus
     approval_timeout_seconds: Annotated[int, Field(ge=1, le=7 * 86400)] = 8 * 3600
     max_alarm_age_seconds: Annotated[int, Field(ge=60, le=86400)] = 3600
     replacements_per_day: Annotated[int, Field(ge=0, le=25)] = 1  # absolute cap in 24 h
     replacement_budget_percent: Annotated[int, Field(ge=1, le=100)] = 5  # of the Running nodes of the group
     replacements_per_hour: Annotated[int, Field(ge=0, le=25)] = 1
     deep_check_enabled: bool = False
+    heartbeat_timeout_seconds: Annotated[int, Field(ge=300, le=86400)] = 900  # a job silent for longer
+    drill_enabled: bool = True  # a synthetic incident every week; it can never replace
 
+    customer_managed_key: bool = True  # false: AWS's own keys; saves a dollar a month
+    reserved_concurrency: Annotated[int | None, Field(ge=1, le=1000)] = None  # fails in small accounts
     architecture: Architecture = Architecture.ARM64
     python_version: Annotated[str, Field(pattern=r"^3\.1[2-4]$")] = "3.12"
-    log_retention_days: Annotated[int, Field(ge=1)] = 90
+    log_retention_days: Annotated[int, Field(ge=1, le=3653)] = 90
+    archive_days: Annotated[int, Field(ge=1, le=3653)] = 30  # of the bus, for looking back
     log_level: Annotated[str, Field(pattern="^(DEBUG|INFO|WARNING|ERROR)$")] = "INFO"
     bundle: bool = True  # false: functions without their packages, for tests and the local cloud only
 
-    @field_validator("approvers", mode="before")
+    @field_validator("approvers", "operators", "vpc_subnet_ids", "vpc_security_group_ids", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         """`-c approvers=a@example.com,b@example.com` arrives as one string."""
@@ -66,15 +100,70 @@ class Deployment(BaseModel):
             [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
         )
 
-    @field_validator("approvers")
+    @field_validator(
+        "alarm_topic_arn", "slack_workspace_id", "slack_channel_id", "telemetry_workspace", mode="before"
+    )
+    @classmethod
+    def _empty_is_none(cls, value: Any) -> Any:
+        return None if value == "" else value
+
+    @field_validator("approvers", "operators")
     @classmethod
     def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for address in value:
             if not re.fullmatch(r"[^@\s,]+@[^@\s,]+\.[^@\s,]+", address):
                 raise ValueError(f"{address!r} is no e-mail address")
         if len(set(value)) != len(value):
-            raise ValueError("an approver stands in the list twice")
+            raise ValueError("an address stands in the list twice")
         return value
+
+    @field_validator("vpc_subnet_ids", "vpc_security_group_ids")
+    @classmethod
+    def _ids(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        prefix = "subnet" if info.field_name == "vpc_subnet_ids" else "sg"
+        for one in value:
+            if not re.fullmatch(rf"{prefix}-[0-9a-f]{{8}}([0-9a-f]{{9}})?", one):
+                raise ValueError(f"{one!r} is no id such as {prefix}-0123456789abcdef0")
+        return value
+
+    @property
+    def stack(self) -> str:
+        """Name of the stack: one for each cluster, so that an account can have several."""
+        return self.stack_name or f"TrainingSdc-{self.cluster_name}"
+
+    @property
+    def region(self) -> str:
+        """Of the cluster; the stack is deployed there and nowhere else."""
+        return self.cluster_arn.split(":")[3]
+
+    @property
+    def account(self) -> str:
+        """Of the cluster."""
+        return self.cluster_arn.split(":")[4]
+
+    @property
+    def in_vpc(self) -> bool:
+        """The Kubernetes endpoint is private, so that functions which talk to it need a place in the VPC."""
+        return bool(self.vpc_subnet_ids)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Deployment:
+        if bool(self.vpc_subnet_ids) != bool(self.vpc_security_group_ids):
+            raise ValueError(
+                "vpc_subnet_ids and vpc_security_group_ids belong together: give both for a private "
+                "Kubernetes endpoint, or neither for a public one"
+            )
+        if bool(self.slack_workspace_id) != bool(self.slack_channel_id):
+            raise ValueError("slack_workspace_id and slack_channel_id belong together: give both, or neither")
+        if self.alarm_topic_arn and f":{self.region}:" not in self.alarm_topic_arn:
+            raise ValueError(
+                f"alarm_topic_arn: CloudWatch needs a topic of the cluster's region {self.region}"
+            )
+        if self.alarm_topic_arn and self.operators:
+            raise ValueError(
+                "operators are mailed by the stack's own topic: leave alarm_topic_arn or them out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _deployable(self) -> Deployment:

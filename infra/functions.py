@@ -13,6 +13,7 @@ import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_logs as logs
+from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
 from lambdas.settings import HANDLERS, VARIABLES
@@ -22,7 +23,7 @@ from .approvals import retention
 from .bundling import code
 from .config import Architecture, Deployment, SettingsError
 from .logical_ids import camel, fix
-from .permissions import PERMISSIONS
+from .permissions import permissions, talks_to_kubernetes
 from .places import Places
 
 
@@ -49,6 +50,7 @@ FUNCTIONS: Mapping[str, Shape] = {
     "approval_show": Shape("GET of the review page; changes nothing", timeout_s=10),
     "approval_decide": Shape("POST of the review page; one decision", timeout_s=20),
 }
+ASYNCHRONOUS = frozenset({"reconcile", "drill"})  # called by the clock
 WORKFLOW_STEPS = (
     "locate", "contain", "decide", "confirm", "request_approval", "replace", "verify", "resume",
 )  # fmt: skip
@@ -57,9 +59,10 @@ WORKFLOW_STEPS = (
 class FunctionFactory(Construct):
     """Makes functions that share one code package and nothing else."""
 
-    def __init__(self, scope: Construct, config: Deployment) -> None:
+    def __init__(self, scope: Construct, config: Deployment, dead: sqs.IQueue) -> None:
         super().__init__(scope, "Functions")
         self._config = config
+        self._dead = dead
         self.roles: dict[str, iam.IRole] = {}
         self._code = code(config)
         self._runtime = lambda_.Runtime(f"python{config.python_version}", lambda_.RuntimeFamily.PYTHON)
@@ -93,15 +96,31 @@ class FunctionFactory(Construct):
             environment=self._environment(name, places),
             role=self._role(name, places, log_group),
             log_group=log_group,
+            reserved_concurrent_executions=self._config.reserved_concurrency,
+            # Nobody waits for the answer of an asynchronous call, so that its failure must not be lost.
+            dead_letter_queue=self._dead if name in ASYNCHRONOUS else None,
+            retry_attempts=2 if name in ASYNCHRONOUS else None,
         )
+        self._place(function, name)
         return fix(function, f"{id_}Function")
+
+    def _place(self, function: lambda_.Function, name: str) -> None:
+        """Into the VPC, if the Kubernetes endpoint is private and this function talks to it."""
+        if not (self._config.in_vpc and talks_to_kubernetes(name)):
+            return
+        resource = function.node.default_child
+        assert isinstance(resource, lambda_.CfnFunction)
+        resource.vpc_config = lambda_.CfnFunction.VpcConfigProperty(
+            subnet_ids=list(self._config.vpc_subnet_ids),
+            security_group_ids=list(self._config.vpc_security_group_ids),
+        )
 
     def _role(self, name: str, places: Places, log_group: logs.LogGroup) -> iam.IRole:
         """A closed role: what `permissions.py` says and writing its own log, and CDK cannot add to it."""
         write_log = iam.PolicyStatement(
             actions=["logs:CreateLogStream", "logs:PutLogEvents"], resources=[log_group.log_group_arn]
         )
-        statements = [write_log, *(allow.statement(places) for allow in PERMISSIONS[name])]
+        statements = [write_log, *(allow.statement(places) for allow in permissions(self._config, name))]
         role = iam.Role(
             self,
             f"{camel(name)}Role",

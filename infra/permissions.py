@@ -7,46 +7,12 @@ IAM cannot limit which node ids a call names; that is guarded in the steps thems
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
-from aws_cdk import aws_iam as iam
+from training_agent.contract import METRIC_NAMESPACE
 
-from .places import Place, Places
-
-
-@dataclass(frozen=True, slots=True)
-class Allow:
-    """One statement: these actions of one service at these places."""
-
-    service: str
-    actions: tuple[str, ...]
-    at: tuple[Place, ...]
-    reason: str = ""  # why a wildcard, if there is one
-    conditions: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        wild = Place.EVERYTHING in self.at or any("*" in action for action in self.actions)
-        assert not wild or self.reason, f"{self.service}:{self.actions} is a wildcard and gives no reason"
-
-    @property
-    def qualified(self) -> tuple[str, ...]:
-        """`service:Action`, as in a policy."""
-        return tuple(f"{self.service}:{action}" for action in self.actions)
-
-    def statement(self, places: Places) -> iam.PolicyStatement:
-        """The same as CDK knows it."""
-        return iam.PolicyStatement(
-            actions=list(self.qualified),
-            resources=[places.arns[place] for place in self.at],
-            conditions=dict(self.conditions) or None,
-        )
-
-
-def wildcard_reasons(table: Mapping[str, tuple[Allow, ...]]) -> dict[str, str]:
-    """Step -> why it holds a wildcard; steps without one are left out."""
-    found = {step: [allow.reason for allow in allows if allow.reason] for step, allows in table.items()}
-    return {step: "; ".join(reasons) for step, reasons in found.items() if reasons}
+from .allow import Allow
+from .config import Deployment
+from .places import Place
 
 
 def _rows(*actions: str, of: tuple[Place, ...]) -> Allow:
@@ -70,6 +36,50 @@ HISTORY = _rows("Query", of=(Place.INCIDENTS,))  # of instances, GPUs and the jo
 NEWS = Allow("events", ("PutEvents",), at=(Place.BUS,))  # "SDC Incident State Changed"
 SWITCHES = _rows("GetItem", of=(Place.CONTROL,))  # mode and kill switch, read right before every effect
 TAKE_LOCK, FREE_LOCK = _rows("PutItem", of=(Place.CONTROL,)), _rows("DeleteItem", of=(Place.CONTROL,))
+
+
+VERDICT = ("approval_id", "document", "state", "mailed", "answer", "reason", "decided_at", "decided_by")
+# The page that shows never sees the task token: only these attributes may be asked for.
+SHOW = Allow(
+    "dynamodb",
+    ("GetItem",),
+    at=(Place.APPROVALS,),
+    conditions={"ForAllValues:StringEquals": {"dynamodb:Attributes": list(VERDICT)}},
+)
+ANSWER = Allow(
+    "states",
+    ("SendTaskSuccess",),
+    at=(Place.EVERYTHING,),
+    reason="Step Functions has no resource level for task tokens",
+)
+OWN_METRICS = Allow(
+    "cloudwatch",
+    ("PutMetricData",),
+    at=(Place.EVERYTHING,),
+    reason="PutMetricData has no resource level; a condition limits it to our namespace",
+    conditions={"StringEquals": {"cloudwatch:namespace": METRIC_NAMESPACE}},
+)
+METRICS_OF_JOBS = Allow(
+    "cloudwatch",
+    ("GetMetricData",),
+    at=(Place.EVERYTHING,),
+    reason="GetMetricData has no resource level and reads numbers only",
+)
+FAILURES = Allow("sqs", ("SendMessage",), at=(Place.FUNCTION_DEAD_LETTERS,))  # of asynchronous calls
+TELEMETRY = Allow("aps", ("QueryMetrics",), at=(Place.TELEMETRY,))
+IN_VPC = Allow(
+    "ec2",
+    (
+        "CreateNetworkInterface",
+        "DeleteNetworkInterface",
+        "DescribeNetworkInterfaces",
+        "DescribeSubnets",
+        "AssignPrivateIpAddresses",
+        "UnassignPrivateIpAddresses",
+    ),
+    at=(Place.EVERYTHING,),
+    reason="Lambda makes the network interface of a function in a VPC; its id is not known before",
+)
 
 
 PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
@@ -128,7 +138,7 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
         _rows("UpdateItem", of=(Place.CONTROL,)),  # counts the replacements of the day
         NEWS,
     ),
-    "verify": (_cluster("DescribeCluster", "ListClusterNodes"), ROWS, FREE_LOCK, NEWS),
+    "verify": (_cluster("ListClusterNodes"), *KUBERNETES, ROWS, FREE_LOCK, NEWS),
     "resume": (
         *KUBERNETES,
         ROWS,
@@ -140,14 +150,21 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
         _rows("UpdateItem", of=(Place.QUARANTINE,)),
         NEWS,
     ),
-    "approval_show": (_rows("GetItem", of=(Place.APPROVALS,)),),
-    "approval_decide": (
-        _rows("GetItem", "UpdateItem", of=(Place.APPROVALS,)),
-        Allow(
-            "states",
-            ("SendTaskSuccess",),
-            at=(Place.EVERYTHING,),
-            reason="Step Functions has no resource level for task tokens",
-        ),
-    ),
+    "approval_show": (SHOW,),
+    "approval_decide": (_rows("GetItem", "UpdateItem", of=(Place.APPROVALS,)), ANSWER),
 }
+
+
+def permissions(config: Deployment, step: str) -> tuple[Allow, ...]:
+    """What `step` may do in this deployment: its row, and what the settings add to it."""
+    allows = PERMISSIONS[step]
+    if step == "confirm" and config.telemetry_workspace:
+        allows = (*allows, TELEMETRY)
+    if config.in_vpc and talks_to_kubernetes(step):
+        allows = (*allows, IN_VPC)
+    return allows
+
+
+def talks_to_kubernetes(step: str) -> bool:
+    """Whether the row of `step` has the way to the Kubernetes API."""
+    return any(Place.EKS_CLUSTER in allow.at for allow in PERMISSIONS[step])

@@ -13,6 +13,7 @@ from enum import Enum
 import aws_cdk as cdk
 
 from .approvals import Approvals
+from .cluster_events import ClusterEvents
 from .config import Deployment
 from .storage import Storage
 from .triggers import Triggers
@@ -33,6 +34,9 @@ class Place(str, Enum):
     WORKFLOW = "IncidentWorkflow"
     ALARM_QUEUE = "AlarmQueue"
     REGISTRATION_QUEUE = "RegistrationQueue"
+    CLUSTER_EVENT_QUEUE = "ClusterEventQueue"
+    FUNCTION_DEAD_LETTERS = "FunctionDeadLetters"
+    TELEMETRY = "Prometheus workspace"
     EVERYTHING = "*"  # needs a reason in the permission
 
 
@@ -53,7 +57,12 @@ class Places:
 
 
 def places(
-    stack: cdk.Stack, config: Deployment, storage: Storage, triggers: Triggers, approvals: Approvals
+    stack: cdk.Stack,
+    config: Deployment,
+    storage: Storage,
+    triggers: Triggers,
+    cluster_events: ClusterEvents,
+    approvals: Approvals,
 ) -> Places:
     """Collect the places of one deployment; the workflow joins later."""
     eks_cluster = stack.format_arn(service="eks", resource="cluster", resource_name=config.eks_cluster_name)
@@ -70,6 +79,11 @@ def places(
             Place.TOPIC: approvals.topic.topic_arn,
             Place.ALARM_QUEUE: triggers.alarms.queue.queue_arn,
             Place.REGISTRATION_QUEUE: triggers.registrations.queue.queue_arn,
+            Place.CLUSTER_EVENT_QUEUE: cluster_events.inlet.queue.queue_arn,
+            Place.FUNCTION_DEAD_LETTERS: cluster_events.inlet.dead_letters.queue_arn,
+            Place.TELEMETRY: stack.format_arn(
+                service="aps", resource="workspace", resource_name=config.telemetry_workspace or "none"
+            ),
             Place.EVERYTHING: "*",
         },
         variables={
@@ -89,5 +103,17 @@ def places(
             "REPLACEMENT_BUDGET_PERCENT": str(config.replacement_budget_percent),
             "REPLACEMENTS_PER_HOUR": str(config.replacements_per_hour),
             "DEEP_CHECK_ENABLED": str(config.deep_check_enabled).lower(),
+            "REPLACEMENT_METHOD": config.replacement_method.value,
+            "APPROVAL_LINKS": str(config.approval_links).lower(),
+            "HEARTBEAT_TIMEOUT_SECONDS": str(config.heartbeat_timeout_seconds),
+            "EKS_CLUSTER_NAME": config.eks_cluster_name,
+            "TELEMETRY_URL": _telemetry_url(config, stack),
         },
     )
+
+
+def _telemetry_url(config: Deployment, stack: cdk.Stack) -> str:
+    """Base of Prometheus queries; empty when there is no workspace, which means: telemetry is missing."""
+    if not config.telemetry_workspace:
+        return ""
+    return f"https://aps-workspaces.{stack.region}.amazonaws.com/workspaces/{config.telemetry_workspace}"

@@ -5,14 +5,17 @@ In: the stack. Out: acknowledgements on its constructs; any other finding fails 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import aws_cdk as cdk
 from aws_cdk import Validations
 from constructs import IConstruct
 
+from .allow import wildcard_reasons
+from .config import Deployment
 from .logical_ids import camel
-from .permissions import PERMISSIONS, wildcard_reasons
+from .permissions import permissions
 
 WILDCARD = "AwsSolutions::AwsSolutions-IAM5[Resource::*]"
 
@@ -55,11 +58,11 @@ REVIEWED = (
 )
 
 
-def acknowledge(stack: cdk.Stack) -> None:
+def acknowledge(stack: cdk.Stack, config: Deployment, functions: Iterable[str]) -> None:
     """Tell cdk-nag; wildcards of functions take their reason from `permissions.py`."""
     of_functions = tuple(
         Reviewed(f"Functions/{camel(step)}Role", WILDCARD, reason)
-        for step, reason in wildcard_reasons(PERMISSIONS).items()
+        for step, reason in wildcard_reasons({s: permissions(config, s) for s in functions}).items()
     )
     for entry in (*REVIEWED, *of_functions):
         construct: IConstruct = stack

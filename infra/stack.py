@@ -6,10 +6,13 @@ import aws_cdk as cdk
 from constructs import Construct
 
 from .approvals import Approvals
+from .cluster_events import ClusterEvents
 from .config import Deployment
 from .eks_access import EksAccess
+from .encryption import Encryption
 from .functions import WORKFLOW_STEPS, FunctionFactory
 from .monitoring import Monitoring
+from .operators import Operators
 from .places import places
 from .reviewed import acknowledge
 from .storage import Storage
@@ -24,17 +27,20 @@ class TrainingSdcStack(cdk.Stack):
     def __init__(self, scope: Construct, config: Deployment) -> None:
         super().__init__(
             scope,
-            config.stack_name,
+            config.stack,
             description=f"Silent data corruption on cluster {config.cluster_name}: alarm to recovery",
+            env=cdk.Environment(account=config.account, region=config.region),  # the cluster's: nowhere else
         )
         # What the pipeline knows, hears and whom it asks.
-        storage = Storage(self)
-        triggers = Triggers(self, config)
-        approvals = Approvals(self, config)
+        encryption = Encryption(self, config)
+        storage = Storage(self, encryption)
+        triggers = Triggers(self, config, encryption)
+        cluster_events = ClusterEvents(self, config, encryption)
+        approvals = Approvals(self, config, encryption)
 
         # What it does: one function per step, and the order of the steps.
-        known = places(self, config, storage, triggers, approvals)
-        factory = FunctionFactory(self, config)
+        known = places(self, config, storage, triggers, cluster_events, approvals)
+        factory = FunctionFactory(self, config, cluster_events.inlet.dead_letters)
         steps = {name: factory.make(name, known) for name in WORKFLOW_STEPS}
         workflow = IncidentWorkflow(self, config, steps)
 
@@ -51,5 +57,8 @@ class TrainingSdcStack(cdk.Stack):
         # Who else is let in, and who watches.
         EksAccess(self, config, factory.roles)
         TrainingSide(self, storage, triggers)
-        Monitoring(self, config, workflow.machine, triggers)
-        acknowledge(self)
+        operators = Operators(self, config, encryption)
+        monitoring = Monitoring(self, config, operators, workflow.machine, triggers, cluster_events)
+        cluster_events.listen_to_alarms(monitoring.of_the_agent)
+        cluster_events.listen_to_executions(workflow.machine)
+        acknowledge(self, config, factory.roles)

@@ -60,4 +60,4 @@ def synthesize(out_dir: Path, context: Mapping[str, Any] | None = None) -> Path:
         When a setting is unknown or not usable; the message names it.
     """
     app, config = build(read_context({"bundle": False, **(context or {})}), out_dir)
-    return Path(app.synth().get_stack_by_name(config.stack_name).template_full_path)
+    return Path(app.synth().get_stack_by_name(config.stack).template_full_path)

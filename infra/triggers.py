@@ -1,16 +1,20 @@
 """How events come in: bus -> rule -> queue -> function, with a dead-letter queue behind each hop.
 
 In: events of the training pods. Out: `Triggers` (bus and queues); `feed` connects them to functions. Next:
-the handlers `ingest` and `register`. A record that fails alone is redelivered alone (partial batches).
+the handlers `ingest` and `register`. A record that fails alone is redelivered alone (partial batches). What
+is put on the bus is archived, so that an incident can be read later; a replayed event is recorded, never
+acted on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import aws_cdk as cdk
 from aws_cdk import aws_events as events
-from aws_cdk import aws_events_targets as targets
+from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
@@ -18,11 +22,11 @@ from constructs import Construct
 from training_agent.contract.names import EVENT_SOURCE, DetailType
 
 from .config import Deployment
+from .encryption import Encryption
 from .logical_ids import fix
+from .queues import dead_letters, queue, to_queue
 
-FUNCTION_TIMEOUT_S = 60  # of ingest and register
 BATCH_SIZE = 10
-RECEIVES_BEFORE_DEAD = 5
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,9 @@ class Inlet:
 class Triggers(Construct):
     """The dedicated bus, and one rule and queue for each detail-type that the pipeline listens to."""
 
-    def __init__(self, scope: Construct, config: Deployment) -> None:
+    def __init__(self, scope: Construct, config: Deployment, encryption: Encryption) -> None:
         super().__init__(scope, "Triggers")
+        self._key = encryption.key
         self.bus = fix(
             events.EventBus(
                 self,
@@ -47,6 +52,8 @@ class Triggers(Construct):
             ),
             "SdcBus",
         )
+        self._policy()
+        self._archive(config)
         self.alarms = self._inlet("Alarm", DetailType.ALARM)
         self.registrations = self._inlet("Registration", DetailType.NODE_REGISTERED)
 
@@ -65,13 +72,8 @@ class Triggers(Construct):
         )
 
     def _inlet(self, name: str, detail_type: DetailType) -> Inlet:
-        dead_letters = self._queue(f"{name}DeadLetters", retention=cdk.Duration.days(14))
-        queue = self._queue(
-            f"{name}Queue",
-            retention=cdk.Duration.days(4),
-            visibility_timeout=cdk.Duration.seconds(6 * FUNCTION_TIMEOUT_S),  # as AWS asks
-            dead_letter_queue=sqs.DeadLetterQueue(queue=dead_letters, max_receive_count=RECEIVES_BEFORE_DEAD),
-        )
+        dead = dead_letters(self, f"{name}DeadLetters", self._key)
+        inlet = Inlet(queue(self, f"{name}Queue", self._key, dead), dead)
         rule = events.Rule(
             self,
             f"{name}Rule",
@@ -79,24 +81,43 @@ class Triggers(Construct):
             event_pattern=events.EventPattern(source=[EVENT_SOURCE], detail_type=[detail_type.value]),
             description=f"{detail_type.value} events to the {name.lower()} queue",
         )
-        rule.add_target(targets.SqsQueue(queue, dead_letter_queue=dead_letters))
+        to_queue(rule, inlet.queue, dead)
         fix(rule, f"{name}Rule")
-        return Inlet(queue, dead_letters)
+        return inlet
 
-    def _queue(
-        self,
-        name: str,
-        retention: cdk.Duration,
-        visibility_timeout: cdk.Duration | None = None,
-        dead_letter_queue: sqs.DeadLetterQueue | None = None,
-    ) -> sqs.Queue:
-        queue = sqs.Queue(
+    def _policy(self) -> None:
+        """Nobody outside the account may put; inside it, nobody may speak with another source's name."""
+        stack = cdk.Stack.of(self)
+        foreign: Mapping[str, Any] = {"StringNotEquals": {"aws:PrincipalAccount": stack.account}}
+        other_source: Mapping[str, Any] = {"ForAnyValue:StringNotEquals": {"events:source": [EVENT_SOURCE]}}
+        statements = {"OnlyThisAccount": foreign, "OnlyOurSource": other_source}
+        for sid, conditions in statements.items():
+            statement = iam.PolicyStatement(
+                sid=sid,
+                effect=iam.Effect.DENY,
+                principals=[iam.AnyPrincipal()],
+                actions=["events:PutEvents"],
+                resources=[self.bus.event_bus_arn],
+                conditions=conditions,
+            )
+            fix(
+                events.CfnEventBusPolicy(
+                    self,
+                    sid,
+                    event_bus_name=self.bus.event_bus_name,
+                    statement_id=sid,
+                    statement=statement.to_statement_json(),
+                ),
+                f"SdcBus{sid}",
+            )
+
+    def _archive(self, config: Deployment) -> None:
+        archive = events.Archive(
             self,
-            name,
-            encryption=sqs.QueueEncryption.SQS_MANAGED,
-            enforce_ssl=True,
-            retention_period=retention,
-            visibility_timeout=visibility_timeout,
-            dead_letter_queue=dead_letter_queue,
+            "SdcArchive",
+            source_event_bus=self.bus,
+            event_pattern=events.EventPattern(source=[EVENT_SOURCE]),
+            retention=cdk.Duration.days(config.archive_days),
+            description="What the training pods and the pipeline said",
         )
-        return fix(queue, name)
+        fix(archive, "SdcArchive")

@@ -22,6 +22,7 @@ GROUPS: Mapping[str, str] = {
     "contain": CORDONERS,
     "confirm": READERS,
     "replace": READERS,
+    "verify": READERS,
     "resume": CORDONERS,
 }
 

@@ -44,8 +44,21 @@ def test_strings_of_the_command_line_are_understood() -> None:
         ({"cluster_arn": "arn:aws:sagemaker:eu-west-1:1:cluster/x"}, "cluster_arn: "),
         ({"cluster_name": "-"}, "cluster_name: "),
         ({"approvers": ["nobody"]}, "'nobody' is no e-mail address"),
-        ({"approvers": ["a@example.com", "a@example.com"]}, "an approver stands in the list twice"),
+        ({"approvers": ["a@example.com", "a@example.com"]}, "an address stands in the list twice"),
         ({"replacements_per_day": 26}, "replacements_per_day: "),
+        ({"vpc_subnet_ids": "subnet-0123456789abcdef0"}, "give both for a private Kubernetes endpoint"),
+        ({"vpc_subnet_ids": "x", "vpc_security_group_ids": "sg-01234567"}, "'x' is no id such as subnet-"),
+        ({"vpc_subnet_ids": "subnet-01234567", "vpc_security_group_ids": "x"}, "'x' is no id such as sg-"),
+        ({"slack_channel_id": "C0123456789"}, "slack_workspace_id and slack_channel_id belong together"),
+        ({"alarm_topic_arn": "oncall"}, "alarm_topic_arn: "),
+        ({"alarm_topic_arn": "arn:aws:sns:us-east-1:111122223333:x"}, "the cluster's region eu-west-1"),
+        (
+            {"alarm_topic_arn": "arn:aws:sns:eu-west-1:111122223333:x", "operators": "a@example.com"},
+            "leave alarm_topic_arn or them out",
+        ),
+        ({"replacement_method": "hammer"}, "replacement_method: Input should be 'api' or 'label'"),
+        ({"telemetry_workspace": "https://x"}, "telemetry_workspace: "),
+        ({"log_retention_days": 0}, "log_retention_days: "),
         ({"python_version": "3.9"}, "python_version: "),
     ],
 )
@@ -56,6 +69,23 @@ def test_a_bad_setting_is_refused_with_its_name_and_the_remedy(
         read_settings({**GOOD, **change})
     assert sentence in str(refused.value)
     assert "cdk.json" in str(refused.value)
+
+
+def test_the_stack_goes_where_the_cluster_is() -> None:
+    settings = read_settings(GOOD)
+    assert (settings.account, settings.region, settings.stack) == (
+        "111122223333",
+        "eu-west-1",
+        "TrainingSdc-prod",
+    )
+    assert read_settings({**GOOD, "stack_name": "Mine"}).stack == "Mine"
+
+
+def test_empty_strings_of_the_command_line_mean_none() -> None:
+    empty = {"alarm_topic_arn": "", "telemetry_workspace": "", "operators": "", "vpc_subnet_ids": ""}
+    settings = read_settings({**GOOD, **empty})
+    assert settings.alarm_topic_arn is None
+    assert settings.operators == settings.vpc_subnet_ids == ()
 
 
 def test_a_missing_setting_is_named() -> None:

@@ -17,9 +17,10 @@ from infra.bundling import ROOT
 from infra.config import SettingsError
 from infra.functions import FUNCTIONS, WORKFLOW_STEPS
 from infra.logical_ids import camel
+from infra.permissions import talks_to_kubernetes
 from infra.synth import synthesize
 from lambdas.settings import HANDLERS, VARIABLES
-from tests.infra.reading import of_type
+from tests.infra.reading import actions, of_type, statements
 
 Resources = dict[str, Any]
 
@@ -33,26 +34,30 @@ KEYS = {
 
 
 def test_the_stack_holds_these_resources_and_no_others(resources: Resources) -> None:
+    functions = len(FUNCTIONS)
     assert Counter(item["Type"] for item in resources.values()) == {
         "AWS::ApiGatewayV2::Api": 1,
         "AWS::ApiGatewayV2::Integration": 2,
         "AWS::ApiGatewayV2::Route": 3,
         "AWS::ApiGatewayV2::Stage": 1,
-        "AWS::CloudWatch::Alarm": 5,
+        "AWS::CloudWatch::Alarm": 9,
         "AWS::DynamoDB::Table": 5,
+        "AWS::Events::Archive": 1,
         "AWS::Events::EventBus": 1,
-        "AWS::Events::Rule": 2,
+        "AWS::Events::EventBusPolicy": 2,
+        "AWS::Events::Rule": 5,
         "AWS::IAM::ManagedPolicy": 1,
-        "AWS::IAM::Role": 13,
+        "AWS::IAM::Role": functions + 1,
+        "AWS::KMS::Key": 1,
         "AWS::Lambda::EventSourceMapping": 2,
-        "AWS::Lambda::Function": 12,
+        "AWS::Lambda::Function": functions,
         "AWS::Lambda::Permission": 3,
-        "AWS::Logs::LogGroup": 14,
-        "AWS::SNS::Subscription": 1,
-        "AWS::SNS::Topic": 1,
-        "AWS::SNS::TopicPolicy": 1,
-        "AWS::SQS::Queue": 4,
-        "AWS::SQS::QueuePolicy": 4,
+        "AWS::Logs::LogGroup": functions + 2,
+        "AWS::SNS::Subscription": 2,
+        "AWS::SNS::Topic": 2,
+        "AWS::SNS::TopicPolicy": 2,
+        "AWS::SQS::Queue": 6,
+        "AWS::SQS::QueuePolicy": 6,
         "AWS::StepFunctions::StateMachine": 1,
     }
 
@@ -132,19 +137,13 @@ def test_events_reach_their_function_or_a_dead_letter_queue(
     (target,) = rule["Targets"]
     assert target["Arn"] == {"Fn::GetAtt": [f"{name}Queue", "Arn"]}
     assert target["DeadLetterConfig"]["Arn"] == dead_letters
+    assert target["RetryPolicy"] == {"MaximumEventAgeInSeconds": 86400, "MaximumRetryAttempts": 185}
 
     assert queue["RedrivePolicy"]["deadLetterTargetArn"] == dead_letters
     assert queue["VisibilityTimeout"] >= 6 * resources[function]["Properties"]["Timeout"]
     assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
     assert mapping["EventSourceArn"] == {"Fn::GetAtt": [f"{name}Queue", "Arn"]}
     assert mapping["FunctionName"] == {"Ref": function}
-
-
-def test_queues_are_encrypted_and_refuse_plain_http(resources: Resources) -> None:
-    queues = of_type(resources, "AWS::SQS::Queue")
-    assert all(queue["SqsManagedSseEnabled"] for queue in queues.values())
-    for policy in of_type(resources, "AWS::SQS::QueuePolicy").values():
-        assert "aws:SecureTransport" in json.dumps(policy)
 
 
 def test_the_page_has_three_routes_and_nothing_else(resources: Resources) -> None:
@@ -169,7 +168,11 @@ def test_the_access_log_holds_no_link(resources: Resources) -> None:
 
 
 def test_an_approver_gets_only_mails_addressed_to_them(resources: Resources) -> None:
-    (subscription,) = of_type(resources, "AWS::SNS::Subscription").values()
+    (subscription,) = (
+        item
+        for item in of_type(resources, "AWS::SNS::Subscription").values()
+        if item["TopicArn"] == {"Ref": "ApprovalTopic"}
+    )
     assert subscription["Protocol"] == "email"
     assert subscription["FilterPolicy"] == {"approver": [subscription["Endpoint"]]}
 
@@ -190,14 +193,6 @@ def test_no_physical_name_but_the_bus_blocks_a_second_stack(resources: Resources
         named = {"TableName", "QueueName", "TopicName", "FunctionName", "RoleName", "LogGroupName"}
         if item["Type"] not in ("AWS::Lambda::EventSourceMapping", "AWS::Lambda::Permission"):
             assert not named & item.get("Properties", {}).keys()
-
-
-def test_alarms_act_when_there_is_a_topic(tmp_path: Path) -> None:
-    topic = "arn:aws:sns:us-east-1:111122223333:oncall"
-    made = json.loads(synthesize(tmp_path, {"alarm_topic_arn": topic}).read_text())["Resources"]
-    alarms = of_type(made, "AWS::CloudWatch::Alarm")
-    assert len(alarms) == 5
-    assert all(alarm["AlarmActions"] == [topic] for alarm in alarms.values())
 
 
 def test_synthesizing_twice_gives_the_same_bytes(assembly: Path, tmp_path: Path) -> None:
@@ -223,3 +218,47 @@ def test_app_says_which_setting_is_wrong(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "mode: Input should be" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_second_cluster_of_the_account_gets_a_stack_of_its_own(tmp_path: Path) -> None:
+    path = synthesize(tmp_path, {"cluster_name": "second"})
+    made = json.loads(path.read_text())["Resources"]
+    assert path.name == "TrainingSdc-second.template.json"
+    assert made["SdcBus"]["Properties"]["Name"] == "training-sdc-second"
+
+
+def test_only_functions_that_talk_to_kubernetes_go_into_its_network(tmp_path: Path) -> None:
+    place = {"vpc_subnet_ids": "subnet-01234567,subnet-89abcdef", "vpc_security_group_ids": "sg-01234567"}
+    made = json.loads(synthesize(tmp_path, place).read_text())["Resources"]
+    inside = {
+        name
+        for name, item in of_type(made, "AWS::Lambda::Function").items()
+        if item.get("VpcConfig")
+        == {"SubnetIds": ["subnet-01234567", "subnet-89abcdef"], "SecurityGroupIds": ["sg-01234567"]}
+    }
+    assert inside == {f"{camel(name)}Function" for name in FUNCTIONS if talks_to_kubernetes(name)}
+    assert {f"{camel(n)}Function" for n in ("contain", "resume")} < inside
+    for name in FUNCTIONS:
+        allowed = actions(made[f"{camel(name)}Role"]["Properties"])
+        assert ("ec2:CreateNetworkInterface" in allowed) == (f"{camel(name)}Function" in inside)
+
+
+def test_registrations_alone_expire_by_themselves(resources: Resources) -> None:
+    """Locks, gates and approvals end by terminal states, never by time."""
+    expiring = {
+        name: table["TimeToLiveSpecification"]["AttributeName"]
+        for name, table in of_type(resources, "AWS::DynamoDB::Table").items()
+        if "TimeToLiveSpecification" in table
+    }
+    assert expiring == {"RegistrationTable": "expires_at_epoch"}
+
+
+def test_telemetry_is_queried_where_there_is_a_workspace(resources: Resources, tmp_path: Path) -> None:
+    assert "aps:" not in json.dumps(of_type(resources, "AWS::IAM::Role"))
+    made = json.loads(synthesize(tmp_path, {"telemetry_workspace": "ws-0123456789"}).read_text())["Resources"]
+    holders = {name for name, role in of_type(made, "AWS::IAM::Role").items() if "aps:" in json.dumps(role)}
+    assert holders == {"ConfirmRole"}
+    (statement,) = [
+        s for s in statements(made["ConfirmRole"]["Properties"]) if s["Action"] == "aps:QueryMetrics"
+    ]
+    assert statement["Resource"] == "arn:aws:aps:us-east-1:123456789012:workspace/ws-0123456789"

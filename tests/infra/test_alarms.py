@@ -1,0 +1,80 @@
+"""Every way to lose an incident has an alarm; every alarm an action, a meaning, a place in the runbook."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.bundling import ROOT
+from infra.synth import synthesize
+from tests.infra.reading import of_type
+
+Resources = dict[str, Any]
+
+
+def alarms_of(resources: Resources) -> dict[str, Any]:
+    return of_type(resources, "AWS::CloudWatch::Alarm")
+
+
+def test_each_alarm_has_an_action_and_says_what_it_means(resources: Resources) -> None:
+    alarms = alarms_of(resources)
+    assert alarms
+    for name, alarm in alarms.items():
+        assert alarm["AlarmActions"] == [{"Ref": "OperatorTopic"}], name
+        assert alarm["AlarmDescription"].endswith(f"docs/operate.md, {name}")
+
+
+def test_each_alarm_stands_in_the_runbook(resources: Resources) -> None:
+    text = (ROOT / "docs" / "operate.md").read_text()
+    assert not [name for name in alarms_of(resources) if f"`{name}`" not in text]
+
+
+def test_the_agent_s_metrics_are_watched_by_cluster(resources: Resources) -> None:
+    """A CloudWatch alarm watches one exact set of dimensions; jobs come and go."""
+    watched = {}
+    for name in ("NonFiniteGradients", "ReplayMismatch", "DivergentReplicas"):
+        alarm = alarms_of(resources)[name]
+        assert alarm["Dimensions"] == [{"Name": "Cluster", "Value": "demo"}]
+        assert (alarm["Namespace"], alarm["Threshold"], alarm["Statistic"]) == ("TrainingSDC", 0, "Maximum")
+        watched[name] = alarm["MetricName"]
+    assert watched == {
+        "NonFiniteGradients": "sdc_nonfinite_grad",
+        "ReplayMismatch": "sdc_replay_mismatch",
+        "DivergentReplicas": "sdc_divergent_tensors",
+    }
+
+
+@pytest.mark.parametrize("name", ["ExecutionFailed", "ExecutionTimedOut", "ExecutionAborted"])
+def test_an_execution_that_ends_badly_alarms(resources: Resources, name: str) -> None:
+    alarm = alarms_of(resources)[name]
+    assert alarm["Namespace"] == "AWS/States"
+    assert alarm["Dimensions"] == [{"Name": "StateMachineArn", "Value": {"Ref": "IncidentWorkflow"}}]
+
+
+def test_each_dead_letter_queue_is_watched(resources: Resources) -> None:
+    queues = {name for name in of_type(resources, "AWS::SQS::Queue") if name.endswith("DeadLetters")}
+    watched = {
+        alarm["Dimensions"][0]["Value"]["Fn::GetAtt"][0]
+        for alarm in alarms_of(resources).values()
+        if alarm["MetricName"] == "ApproximateNumberOfMessagesVisible"
+    }
+    assert watched == queues
+
+
+def test_the_operator_s_own_topic_takes_the_place_of_ours(tmp_path: Path) -> None:
+    topic = "arn:aws:sns:us-east-1:111122223333:oncall"
+    made = json.loads(synthesize(tmp_path, {"alarm_topic_arn": topic}).read_text())["Resources"]
+    assert "OperatorTopic" not in made
+    assert all(alarm["AlarmActions"] == [topic] for alarm in alarms_of(made).values())
+
+
+def test_a_chat_channel_listens_and_may_read_nothing(tmp_path: Path) -> None:
+    channel = {"slack_workspace_id": "T0123456789", "slack_channel_id": "C0123456789"}
+    made = json.loads(synthesize(tmp_path, channel).read_text())["Resources"]
+    (chat,) = of_type(made, "AWS::Chatbot::SlackChannelConfiguration").values()
+    assert chat["SnsTopicArns"] == [{"Ref": "OperatorTopic"}]
+    assert "Policies" not in made["ChatRole"]["Properties"]
+    assert "ManagedPolicyArns" not in made["ChatRole"]["Properties"]

@@ -1,0 +1,18 @@
+"""The cost table: fresh, and it moves with its inputs."""
+
+from __future__ import annotations
+
+from infra.cost import OPERATE, Prices, Use, at_rest, of_an_incident, rendered
+
+
+def test_the_table_of_the_runbook_is_fresh() -> None:
+    assert OPERATE.read_text() == rendered(OPERATE.read_text()), "run: python -m infra.cost"
+
+
+def test_more_jobs_cost_more_metrics() -> None:
+    few, many = (sum(at_rest(Use(jobs=jobs), Prices()).values()) for jobs in (1, 11))
+    assert round(many - few, 2) == round(10 * (14 * 0.30 + 30 * 24 * 60 * 0.01 / 1000), 2)
+
+
+def test_an_incident_costs_cents() -> None:
+    assert 0.001 < sum(of_an_incident(Use(), Prices()).values()) < 0.05
