@@ -38,7 +38,9 @@ LEFT_OUT = {
     "AWS::CloudWatch::Alarm",
     "AWS::CloudWatch::CompositeAlarm",
     "AWS::CloudWatch::Dashboard",
+    "AWS::Chatbot::SlackChannelConfiguration",
     "AWS::EKS::AccessEntry",
+    "AWS::Events::Archive",
     "AWS::Events::EventBusPolicy",
     "AWS::IAM::ManagedPolicy",
     "AWS::IAM::Policy",
@@ -61,6 +63,7 @@ PSEUDO: dict[str, Any] = {
     "AWS::URLSuffix": "amazonaws.com",
 }
 _ARN_OF = {  # type -> (service, resource prefix before the physical name)
+    "AWS::CloudWatch::Alarm": ("cloudwatch", "alarm:"),
     "AWS::DynamoDB::Table": ("dynamodb", "table/"),
     "AWS::Events::EventBus": ("events", "event-bus/"),
     "AWS::Events::Rule": ("events", "rule/"),
