@@ -9,14 +9,16 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from . import wiring
+from . import deciding, wiring
+from .deciding import Ended
 from .domain import messages
 from .domain.approval import Answer, Approval, ApprovalState, hash_of
-from .domain.errors import CallbackGoneError, PipelineError
+from .domain.errors import PipelineError
 from .observability import logger
 from .page import Response, page
 from .ports import Approvals, Callback, Clock
@@ -25,7 +27,6 @@ from .settings import ApprovalDecideSettings, ApprovalShowSettings
 Event = dict[str, Any]
 MAX_FORM_BYTES = 16 * 1024
 MAX_REASON = 500
-CALLBACK = {Answer.APPROVE: "approved", Answer.KEEP: "rejected_keep", Answer.RELEASE: "rejected_release"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,91 +71,50 @@ def decide(event: Event, context: Any) -> Event:
 
 
 def _show(needs: ShowNeeds, event: Event) -> Response:
-    approval = _find(needs.approvals, event)
+    approval, _ = _find(needs, event)
     if approval is None:
         return _unknown()
     if approval.state is not ApprovalState.PENDING or approval.expired(needs.clock.now()):
-        return _over(approval)
-    return page("review.html", 200, approval=approval, answers=list(Answer))
+        return ENDED[Ended.USED if approval.decided else Ended.OVER]()
+    return page("review.html", 200, approval=approval)
 
 
 def _decide(needs: DecideNeeds, event: Event) -> Response:
     if not _same_origin(event):
         return page("plain.html", 403, title="Refused", text="The form was not sent from its own page.")
     form = _form(event)
-    approval = _find(needs.approvals, event)
+    approval, approver = _find(needs, event)
     if approval is None:
         return _unknown()
-    if approval.state is ApprovalState.DECIDED:  # a crash between the row and the callback: heal it
-        return _deliver(needs, approval)
-    if approval.state is not ApprovalState.PENDING or approval.expired(needs.clock.now()):
-        return _over(approval)
-    mistake = _mistake(form, approval)
-    if mistake:
-        return page("review.html", 400, approval=approval, answers=list(Answer), mistake=mistake)
-    reason = messages.one_line(form["reason"], MAX_REASON)
-    answer = Answer(form["decision"])
-    if not needs.approvals.decide(
-        approval.approval_id, answer, reason, "holder of the link", needs.clock.now()
-    ):
-        again = needs.approvals.get(approval.approval_id)
-        return _over(again) if again is not None else _unknown()
-    logger.info("decided", extra={"incident_id": approval.incident_id, "answer": answer.value})
-    decided = needs.approvals.get(approval.approval_id)
-    assert decided is not None
-    return _deliver(needs, decided)
+    ended = deciding.standing(approval, needs)
+    if ended is None:
+        mistake = _mistake(form, approval)
+        if mistake:
+            return page("review.html", 400, approval=approval, mistake=mistake)
+        reason = messages.one_line(form["reason"], MAX_REASON)
+        ended = deciding.decide(needs, approval, Answer(form["decision"]), reason, approver)
+    if ended is Ended.DELIVERED:
+        decided = needs.approvals.get(approval.approval_id)
+        return page("decided.html", 200, approval=decided or approval)
+    return ENDED[ended]()
 
 
-def _deliver(needs: DecideNeeds, approval: Approval) -> Response:
-    """Tell the waiting execution what the row says (never what a form says)."""
-    token = needs.approvals.task_token(approval.approval_id)
-    assert approval.answer is not None
-    output = {
-        "incident_id": approval.incident_id,
-        "outcome": CALLBACK[approval.answer],
-        "story": f"a human answered: {approval.answer.value}",
-        "wait_seconds": 0,
-        "approval_timeout_seconds": 3600,
-    }
-    try:
-        needs.callback.succeed(token or "", output)
-    except CallbackGoneError:
-        return page(
-            "plain.html",
-            410,
-            title="Expired",
-            text="The incident no longer waits for it. Your answer was noted; nothing was changed by it.",
-        )
-    except PipelineError as e:
-        logger.error("not delivered", extra={"incident_id": approval.incident_id, "reason": type(e).__name__})
-        return page(
-            "plain.html",
-            503,
-            title="Recorded, not delivered yet",
-            text="Your answer is recorded. Send the form again in a minute to have it delivered.",
-        )
-    needs.approvals.mark_delivered(approval.approval_id)
-    return page("decided.html", 200, approval=approval)
-
-
-def _find(approvals: Approvals, event: Event) -> Approval | None:
-    """The approval of the link's secret, by its hash, compared in constant time."""
+def _find(needs: ShowNeeds | DecideNeeds, event: Event) -> tuple[Approval | None, str]:
+    """Approval and approver of the link's secret, by its hash; nothing when links are switched off."""
     secret = str((event.get("pathParameters") or {}).get("secret") or "")
-    if not 20 <= len(secret) <= 100:
-        return None
-    wanted = hash_of(secret)
-    approval = approvals.get(wanted)
-    if approval is None or not hmac.compare_digest(approval.approval_id, wanted):
-        return None
-    return approval
+    if not needs.settings.approval_links or not 20 <= len(secret) <= 100:
+        return None, ""
+    link = needs.approvals.link(hash_of(secret))
+    return (needs.approvals.get(link.approval_id), link.approver) if link is not None else (None, "")
 
 
 def _mistake(form: dict[str, str], approval: Approval) -> str:
     """One sentence about what to correct, "" when the form is complete."""
-    if form.get("decision") not in [a.value for a in Answer]:
+    if form.get("decision") not in [a.value for a in approval.answers]:
         return "Choose one of the answers."
     if not hmac.compare_digest(form.get("typed", "").strip().encode(), approval.typed_value.encode()):
-        return f"Type the last {len(approval.typed_value)} characters of the instance id."
+        what = "instance id" if approval.instance_id else "job's uid"
+        return f"Type the last {len(approval.typed_value)} characters of the {what}."
     if not form.get("reason", "").strip():
         return "Give a reason; it is kept with the incident."
     return ""
@@ -196,12 +156,24 @@ def _unknown() -> Response:
     return page("plain.html", 404, title="Unknown link", text="This link leads nowhere.")
 
 
-def _over(approval: Approval) -> Response:
-    if approval.decided:
-        return page(
-            "plain.html", 410, title="Already used", text="This link was used. Nothing was changed now."
-        )
-    return page("plain.html", 410, title="Expired", text="This link has expired. Nothing was changed.")
+def _plain(status: int, title: str, text: str) -> Callable[[], Response]:
+    return lambda: page("plain.html", status, title=title, text=text)
+
+
+ENDED = {
+    Ended.USED: _plain(410, "Already used", "This link was used. Nothing was changed now."),
+    Ended.OVER: _plain(410, "Expired", "This link has expired. Nothing was changed."),
+    Ended.NOBODY_WAITS: _plain(
+        410,
+        "Expired",
+        "The incident no longer waits for it. Your answer was noted; nothing was changed by it.",
+    ),
+    Ended.NOT_DELIVERED: _plain(
+        503,
+        "Recorded, not delivered yet",
+        "Your answer is recorded. Send the form again in a minute to have it delivered.",
+    ),
+}
 
 
 def _trouble(error: PipelineError) -> Response:

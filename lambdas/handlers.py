@@ -110,7 +110,7 @@ def _step(needs: Recorder, event: Event, run: Callable[[], StepResult]) -> Event
     try:
         result = run()
     except PermanentError as e:
-        result = to_human(needs, incident_id, str(e))
+        result = to_human(needs, incident_id, e)
         if "task_token" in event:
             logger.error("cannot ask", extra={"incident_id": incident_id, "reason": str(e)})
             raise e if isinstance(e, NoApproverError) else PermanentError(str(e)) from None

@@ -5,15 +5,17 @@ All methods raise only errors of `domain.errors`. Reads that guard an effect are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from training_agent.contract import Mode
 
-from .domain.approval import Answer, Approval, ApprovalState
+from .domain.approval import Answer, Approval, ApprovalState, Link
 from .domain.incident import Effect, Incident
-from .domain.policy import Control
+from .domain.policy import Breaker, Control
+from .domain.telemetry import Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class ClusterFacts:
 
     node_recovery: str  # "Automatic" (HyperPod's default) or "None"
     on_start_checks: dict[str, tuple[str, ...]]  # by group: are newcomers screened?
+    karpenter: bool = False  # nodes come and go with the demand of pods
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +137,17 @@ class Incidents(Protocol):
 
 
 class Approvals(Protocol):
-    def create(self, approval: Approval, task_token: str) -> None: ...
+    def create(self, approval: Approval, task_token: str) -> None:
+        """Once; a standing row is left as it is and gets the newest token."""
+        ...
+
+    def add_link(self, secret_hash: str, link: Link) -> None: ...
+    def link(self, secret_hash: str) -> Link | None: ...
     def get(self, approval_id: str) -> Approval | None:
         """Without the task token, strongly consistent."""
         ...
 
-    def renew_token(self, approval_id: str, task_token: str) -> None: ...
-    def mark_mailed(self, approval_id: str) -> None: ...
+    def mark_mailed(self, approval_id: str, approver: str) -> None: ...
     def decide(self, approval_id: str, answer: Answer, reason: str, by: str, at: datetime) -> bool:
         """PENDING -> DECIDED, once; False when it is not pending any more."""
         ...
@@ -178,11 +185,16 @@ class Controls(Protocol):
         ...
 
     def unlock(self, name: str, holder: str) -> None: ...
-    def replacements(self) -> dict[str, datetime]:
-        """When each incident last requested a replacement."""
+    def replacements(self, group: str) -> dict[str, datetime]:
+        """When each incident last requested a replacement in this instance group; a day is kept."""
         ...
 
-    def count_replacement(self, incident_id: str, at: datetime) -> None: ...
+    def count_replacement(self, group: str, incident_id: str, at: datetime) -> None: ...
+    def breaker(self) -> Breaker: ...
+    def open_breaker(self, reason: str, incident_id: str, at: datetime) -> None: ...
+    def close_breaker(self, reason: str, by: str, at: datetime) -> bool:
+        """False when it is not open."""
+        ...
 
 
 class Cluster(Protocol):
@@ -191,7 +203,11 @@ class Cluster(Protocol):
         """All pages."""
         ...
 
-    def start_health_check(self, group: str, instance_id: str) -> None: ...
+    def start_health_check(self, group: str, instance_id: str, checks: tuple[str, ...]) -> None: ...
+    def check_superseded(self, instance_id: str) -> bool:
+        """Does HyperPod say that the newest check of this instance was superseded? Unknown is no."""
+        ...
+
     def replace(self, instance_id: str) -> ReplaceAnswer:
         """One request, never retried; raises OutcomeUnknownError when no answer came."""
         ...
@@ -205,7 +221,17 @@ class Kubernetes(Protocol):
 
     def pod(self, namespace: str, name: str) -> KubePod | None: ...
     def pods_on(self, node: str) -> tuple[KubePod, ...]: ...
+    def pending_pods(self) -> tuple[KubePod, ...]:
+        """Pods that wait for a node."""
+        ...
+
     def evict(self, pod: KubePod) -> None: ...
+
+
+class Telemetry(Protocol):
+    def around(self, gpu_uuids: Sequence[str], at: datetime) -> tuple[Reading, ...] | None:
+        """One reading per measure, around a moment; None when no telemetry is configured."""
+        ...
 
 
 class Mail(Protocol):

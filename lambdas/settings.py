@@ -72,7 +72,9 @@ class ConfirmSettings(_Modal):
     cluster_name: str
     incident_table: str
     event_bus_name: str
+    approval_table: str  # under NodeRecovery Automatic a human approves the check first
     deep_check_enabled: bool
+    telemetry_url: str = ""  # of a Prometheus workspace; "": none
 
 
 class RequestApprovalSettings(Settings):
@@ -82,7 +84,9 @@ class RequestApprovalSettings(Settings):
     approval_topic_arn: str
     event_bus_name: str
     review_url: str
+    approval_links: bool = True  # off: decided by signed requests only, so that the caller is known
     approval_timeout_seconds: int = Field(gt=0)
+    replacement_budget_percent: float = Field(ge=0, le=100)
 
     @property
     def approval_timeout(self) -> timedelta:
@@ -117,10 +121,12 @@ class ResumeSettings(_Modal):
 
 class ApprovalShowSettings(Settings):
     approval_table: str
+    approval_links: bool = True
 
 
 class ApprovalDecideSettings(Settings):
     approval_table: str
+    approval_links: bool = True
 
 
 MODELS: dict[str, type[Settings]] = {

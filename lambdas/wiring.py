@@ -66,6 +66,12 @@ def _kubernetes(s: Any) -> Any:
     return EksCluster(s.cluster_name)
 
 
+def _telemetry(s: Any) -> Any:
+    from .adapters.prometheus import Prometheus
+
+    return Prometheus(s.telemetry_url)
+
+
 def _mail(s: Any) -> Any:
     from .adapters.sns import ApprovalTopic
 
@@ -100,6 +106,7 @@ FACTORIES: dict[str, Callable[[Any], Any]] = {
     "controls": _controls,
     "cluster": _cluster,
     "kubernetes": _kubernetes,
+    "telemetry": _telemetry,
     "mail": _mail,
     "workflow": _workflow,
     "callback": _callback,

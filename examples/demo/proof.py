@@ -110,7 +110,7 @@ def _wrong_endings(seen: Observed) -> list[str]:
             to_replace.add(incident["instance_id"])
         expected = REPLACED if replaces else RELEASED
         if seen.deep_check == "stuck" and not replaces:
-            expected = "HANDED_TO_HUMAN"
+            expected = "HEALTHCHECK_STUCK"
         if state != expected:
             wrong.append(
                 f"the incident on {incident['instance_id']} (row {row}) ended {state}, not {expected}"

@@ -105,6 +105,8 @@ def from_wire(item: Item) -> Item:
 def _plain(value: Any) -> Any:
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, set):
+        return sorted(value)
     if isinstance(value, list):
         return [_plain(v) for v in value]
     if isinstance(value, dict):

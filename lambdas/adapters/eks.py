@@ -70,6 +70,15 @@ class EksCluster:
         )
         return tuple(_pod(p) for p in found.items) if found is not None else ()
 
+    def pending_pods(self) -> tuple[KubePod, ...]:
+        found = self._call(
+            "list of pending pods",
+            lambda c: _core(c).list_pod_for_all_namespaces(
+                field_selector="status.phase=Pending,spec.nodeName=", _request_timeout=TIMEOUT
+            ),
+        )
+        return tuple(_pod(p) for p in found.items) if found is not None else ()
+
     def evict(self, pod: KubePod) -> None:
         """Evict; a pod that is gone already is fine, a disruption budget in the way is tried again."""
         # The uid in the preconditions keeps a successor of the same name alive.

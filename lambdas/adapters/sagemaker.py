@@ -16,12 +16,10 @@ from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError
 
 from training_agent.contract import INSTANCE_ID_PATTERN
 
-from ..domain.errors import OutcomeUnknownError, RefusedError, UnavailableError
+from ..domain.errors import OutcomeUnknownError, PipelineError, RefusedError, UnavailableError
 from ..domain.times import stamp
 from ..ports import ClusterFacts, ClusterNode, ReplaceAnswer
 from .aws import client, translated
-
-CHECKS = ["InstanceStress", "InstanceConnectivity"]
 
 
 @functools.cache
@@ -46,6 +44,7 @@ class HyperPod:
                 g["InstanceGroupName"]: tuple(g.get("OnStartDeepHealthChecks", ()))
                 for g in answer.get("InstanceGroups", ())
             },
+            karpenter=answer.get("AutoScaling", {}).get("AutoScalerType") == "Karpenter",
         )
 
     def nodes(self) -> tuple[ClusterNode, ...]:
@@ -69,17 +68,29 @@ class HyperPod:
                 return tuple(found)
             page = {"NextToken": answer["NextToken"]}
 
-    def start_health_check(self, group: str, instance_id: str) -> None:
+    def start_health_check(self, group: str, instance_id: str, checks: tuple[str, ...]) -> None:
         _check_id(instance_id)
         configuration = {
             "InstanceGroupName": group,
             "InstanceIds": [instance_id],
-            "DeepHealthChecks": CHECKS,
+            "DeepHealthChecks": list(checks),
         }
         with translated(f"StartClusterHealthCheck of {instance_id}"):
             client("sagemaker").start_cluster_health_check(
                 ClusterName=self._name, DeepHealthCheckConfigurations=[configuration]
             )
+
+    def check_superseded(self, instance_id: str) -> bool:
+        """ListClusterOperations is weeks old and optional: where it is not there, nothing is known."""
+        try:
+            with translated("ListClusterOperations"):
+                listed = client("sagemaker").list_cluster_operations(
+                    ClusterName=self._name, Type="DeepHealthCheck", SortBy="CreationTime",
+                    SortOrder="Descending", MaxResults=1,
+                )["ClusterOperationSummaries"]  # fmt: skip
+        except PipelineError:
+            return False
+        return bool(listed) and listed[0].get("Status") == "Superseded"
 
     def replace(self, instance_id: str) -> ReplaceAnswer:
         _check_id(instance_id)

@@ -12,16 +12,23 @@ from datetime import datetime
 from enum import Enum
 
 from .errors import NeedsHumanError
-from .incident import Incident
+from .incident import Action, Incident
 from .times import moment
 
+__all__ = [
+    "EVERYBODY",
+    "Action",
+    "Answer",
+    "Approval",
+    "ApprovalState",
+    "Fact",
+    "Link",
+    "hash_of",
+    "require_approved",
+]
+
+EVERYBODY = "*"  # in `mailed`: the version before had one link for all
 TYPED_CHARACTERS = 6  # of the instance id's end, to be typed by the approver
-
-
-class Action(str, Enum):
-    """What is asked for."""
-
-    REPLACE = "replace"
 
 
 class Answer(str, Enum):
@@ -52,33 +59,60 @@ class Fact:
 class Approval:
     """The row without its task token."""
 
-    approval_id: str  # SHA-256 (hex) of the link's secret
+    approval_id: str  # "<incident id>-<number of the question>"; links point at it by their own hash
     incident_id: str
     action: Action
     node: str
-    instance_id: str
+    instance_id: str  # "" for a held job
     evidence_hash: str
     created_at: str
     expires_at: str
     facts: tuple[Fact, ...] = ()
     warnings: tuple[str, ...] = ()
     state: ApprovalState = ApprovalState.PENDING
-    mailed: bool = False
+    mailed: tuple[str, ...] = ()  # approvers whose mail is known to be sent
     answer: Answer | None = None
     reason: str = ""
     decided_at: str | None = None
     decided_by: str = ""
+    job_uid: str = ""  # of a held job, which has no instance
 
     @property
     def typed_value(self) -> str:
-        return self.instance_id[-TYPED_CHARACTERS:]
+        return (self.instance_id or self.job_uid)[-TYPED_CHARACTERS:]
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """What may be answered: a held job has nothing to be released beside itself."""
+        return (Answer.APPROVE, Answer.KEEP) if self.action is Action.RELEASE else tuple(Answer)
+
+    @property
+    def outcome(self) -> str:
+        """What the state machine is told, by the row and by nothing else."""
+        if self.answer is Answer.APPROVE:
+            return _APPROVED[self.action]
+        return "rejected_release" if self.answer is Answer.RELEASE else "rejected_keep"
 
     @property
     def decided(self) -> bool:
         return self.state in (ApprovalState.DECIDED, ApprovalState.DELIVERED)
 
+    def mailed_to(self, approver: str) -> bool:
+        return approver in self.mailed or EVERYBODY in self.mailed
+
     def expired(self, now: datetime) -> bool:
         return now >= moment(self.expires_at)
+
+
+_APPROVED = {Action.REPLACE: "approved", Action.DEEP_CHECK: "check_approved", Action.RELEASE: "released"}
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What one approver's link leads to; its key is the hash of the secret."""
+
+    approval_id: str
+    approver: str
 
 
 def hash_of(secret: str) -> str:
@@ -86,18 +120,24 @@ def hash_of(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def require_approved(approval: Approval | None, incident: Incident, evidence: str, now: datetime) -> None:
+def require_approved(
+    approval: Approval | None,
+    incident: Incident,
+    evidence: str,
+    now: datetime,
+    action: Action = Action.REPLACE,
+) -> None:
     """Refuse unless a human approved exactly this action on exactly this node and evidence, in time.
 
     Raises:
         NeedsHumanError: says which of these does not hold.
     """
     if approval is None:
-        raise NeedsHumanError("no approval stands for this incident: nothing was replaced")
+        raise NeedsHumanError("no approval stands for this incident: nothing was done")
     if not approval.decided or approval.answer is not Answer.APPROVE:
-        raise NeedsHumanError(f"the approval is {approval.state.value}, not approved: nothing was replaced")
+        raise NeedsHumanError(f"the approval is {approval.state.value}, not approved: nothing was done")
     if approval.expired(now):
-        raise NeedsHumanError("the approval has expired before the replacement began: ask anew")
+        raise NeedsHumanError("the approval has expired before anything began: ask anew")
     bound = (approval.incident_id, approval.action, approval.instance_id, approval.evidence_hash)
-    if bound != (incident.id, Action.REPLACE, incident.instance_id, evidence):
+    if bound != (incident.id, action, incident.instance_id or "", evidence):
         raise NeedsHumanError("the approval is for another incident, node or evidence: ask anew")

@@ -11,7 +11,7 @@ from enum import Enum
 
 from training_agent.contract import Finding, FindingKind, Mode, SecondConfirmation, Verdict
 
-from .incident import CheckResult
+from .incident import Action, CheckResult
 
 
 class Contain(str, Enum):
@@ -24,6 +24,8 @@ class Contain(str, Enum):
 class Confirm(str, Enum):
     SECOND_CONFIRMATION = "the agent's own second confirmation"
     HISTORY = "history"
+    TELEMETRY = "telemetry"
+    AUDIT = "targeted audit"
     DEEP_CHECK = "deep health check"
 
 
@@ -32,6 +34,7 @@ class Then(str, Enum):
     REPLACE = "replace after review"
     RELEASE_OR_REPLACE = "release when it passes, replace on repeat"
     DECIDE_AGAIN = "decide again"
+    RESUME = "a human lets the job resume before the alarm step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +69,13 @@ class Row:
     then: Then
     blames_node: bool  # False: one incident for the job, even when ranks are listed
     when: When | None  # None: anything that no other row takes
+    checks: tuple[str, ...] = ("InstanceStress",)  # of the deep health check, where the row wants one
 
 
 K, V = FindingKind, Verdict
-_BY_CHECK = (Confirm.HISTORY, Confirm.DEEP_CHECK)
+_BY_CHECK = (Confirm.HISTORY, Confirm.TELEMETRY, Confirm.DEEP_CHECK)
+_BETWEEN = ("InstanceStress", "InstanceConnectivity")  # the fault may lie between instances
+_TOGETHER = ("InstanceConnectivity", "MultiNodeTrainingValidation")  # the reduction is the suspect
 
 TABLE: tuple[Row, ...] = (
     Row(
@@ -88,7 +94,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         "W2", "weights, no strict majority",
         "replicas disagree, nobody named", Contain.CORDON, _BY_CHECK, Then.HUMAN, False,
-        When(K.WEIGHTS, named=False),
+        When(K.WEIGHTS, named=False), _BETWEEN,
     ),
     Row(
         "C1", "out-voted by a strict majority of independent replays",
@@ -107,7 +113,8 @@ TABLE: tuple[Row, ...] = (
     Row(
         "V2", "verdict transient",
         "recomputed right; an intermittent fault looks the same",
-        Contain.ISOLATE, _BY_CHECK, Then.RELEASE_OR_REPLACE, True, When(K.PAIR, (V.TRANSIENT,), named=True),
+        Contain.ISOLATE, (Confirm.HISTORY, Confirm.AUDIT, Confirm.DEEP_CHECK), Then.RELEASE_OR_REPLACE, True,
+        When(K.PAIR, (V.TRANSIENT,), named=True),
     ),
     Row(
         "V3", "the replayer computed wrong",
@@ -118,7 +125,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         "V4", "unattributable or unclear",
         "three GPUs disagree", Contain.ISOLATE, _BY_CHECK, Then.HUMAN, True,
-        When(K.PAIR, (V.UNATTRIBUTABLE, None)),
+        When(K.PAIR, (V.UNATTRIBUTABLE, None)), _BETWEEN,
     ),
     Row(
         "N1", "non-finite, not reproduced by healthy peers, no mismatching pair",
@@ -129,9 +136,9 @@ TABLE: tuple[Row, ...] = (
     Row(
         "R1", "reduced gradient non-finite, all local ones finite",
         "the reduction, or a sum too large; nobody named",
-        Contain.HOLD, (), Then.HUMAN, False, When(K.REDUCED),
+        Contain.HOLD, (Confirm.TELEMETRY, Confirm.DEEP_CHECK), Then.RESUME, False, When(K.REDUCED), _TOGETHER,
     ),
-    Row("X0", "anything else", "unknown", Contain.HOLD, (), Then.HUMAN, False, None),
+    Row("X0", "anything else", "unknown", Contain.HOLD, (), Then.RESUME, False, None),
 )  # fmt: skip
 
 ROWS: dict[str, Row] = {row.id: row for row in TABLE}
@@ -162,6 +169,8 @@ class Facts:
     deep_check: CheckResult = CheckResult.NOT_RUN
     cordoned_by_us: bool = False
     mode: Mode = Mode.OBSERVE
+    audit_failed: bool = False  # a targeted audit on the node computed wrong again
+    telemetry_read: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +180,7 @@ class Decision:
     row: Row
     next: Next
     reason: str
+    action: Action = Action.REPLACE  # what is asked for, when a human is asked
 
 
 def systemic(facts: Facts) -> bool:
@@ -217,17 +227,31 @@ def decide(findings: tuple[Finding, ...], facts: Facts) -> Decision:
 def _unread(row: Row, facts: Facts) -> bool:
     if Confirm.HISTORY in row.confirm and facts.repeats is None:
         return True
-    if Confirm.DEEP_CHECK not in row.confirm or facts.repeats:
-        return False
-    return facts.deep_check in (CheckResult.NOT_RUN, CheckResult.RUNNING)
+    if Confirm.TELEMETRY in row.confirm and not facts.telemetry_read:
+        return True
+    return wants_check(row, facts) and facts.deep_check in (CheckResult.NOT_RUN, CheckResult.RUNNING)
+
+
+def wants_check(row: Row, facts: Facts) -> bool:
+    """Would a deep health check tell more than what is known?"""
+    return Confirm.DEEP_CHECK in row.confirm and not facts.repeats and not facts.audit_failed
 
 
 def _after_confirm(row: Row, facts: Facts) -> Decision:
     if row.then is Then.REPLACE:
         return _approve(row, facts, row.meaning)
+    if row.then is Then.RESUME:
+        return Decision(row, Next.APPROVE, f"{row.id}: {row.meaning}; the job is held", Action.RELEASE)
+    if facts.deep_check is CheckResult.NEEDS_APPROVAL and wants_check(row, facts):
+        if facts.mode is Mode.REPLACE:
+            reason = "NodeRecovery is Automatic: the deep health check itself may replace the node"
+            return Decision(row, Next.APPROVE, reason, Action.DEEP_CHECK)
+        return Decision(row, Next.HUMAN, f"mode {facts.mode.value} runs no deep health check")
     if row.then is Then.RELEASE_OR_REPLACE:
+        if facts.audit_failed:
+            return _approve(row, facts, "a targeted audit on the node computed wrong again")
         if facts.repeats:
-            return _approve(row, facts, "the same instance or GPU had a transient verdict before")
+            return _approve(row, facts, "the same instance or GPU was accused before")
         if facts.deep_check is CheckResult.FAILED:
             return _approve(row, facts, "the deep health check failed")
         if facts.deep_check is CheckResult.PASSED:

@@ -8,7 +8,11 @@ PipelineError
 `-- PermanentError          calling again cannot help
     |-- NeedsHumanError     the step cannot go on safely; the text says why, the node stays as it is
     |   |-- HaltedError     kill switch, lowered mode, or neither of them readable
-    |   `-- NoApproverError nobody is confirmed on the approval topic
+    |   |-- NoApproverError nobody is confirmed on the approval topic
+    |   |-- HumanOverrideError  somebody acted on the node: respected, nothing further is done
+    |   |-- WorldChangedError   the node is not what it was when it was decided upon
+    |   |-- ReplacedByHyperPodError  the node went by itself during or after a deep health check
+    |   `-- BreakerError    over budget, or a replacement went wrong before: a human closes it first
     |-- RefusedError        a service refused the call (nothing was done)
     |-- OutcomeUnknownError the call may have been carried out; never call again, read the world
     `-- CallbackGoneError   the execution no longer waits for this task token
@@ -51,6 +55,22 @@ class HaltedError(NeedsHumanError):
 
 class NoApproverError(NeedsHumanError):
     """No confirmed subscription on the approval topic."""
+
+
+class HumanOverrideError(NeedsHumanError):
+    """A human's act wins: uncordoned, or cordoned by somebody else."""
+
+
+class WorldChangedError(NeedsHumanError):
+    """Launched again, gone, another group or not Running: what was decided is not true any more."""
+
+
+class ReplacedByHyperPodError(NeedsHumanError):
+    """The node is gone after a check that may replace it: it is not replaced again."""
+
+
+class BreakerError(NeedsHumanError):
+    """The breaker is open: no replacement until a human closes it with a reason."""
 
 
 class RefusedError(PermanentError):

@@ -5,7 +5,9 @@ In: an alarm (claims only, nothing is proven here). Out: groups for `ingest`, an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from training_agent.contract import Alarm, Finding, Place
 
@@ -42,6 +44,12 @@ def places(findings: tuple[Finding, ...]) -> tuple[Place, ...]:
         for place in (f.place,) if f.place is not None else f.involved:
             seen.setdefault(place.rank, place)
     return tuple(seen[rank] for rank in sorted(seen))
+
+
+def most_named(named: Sequence[tuple[datetime, str]], around: datetime, window: timedelta) -> int:
+    """How many different nodes were named within one `window` that holds the moment `around`."""
+    starts = [at for at, _ in named if around - window <= at <= around]
+    return max((len({node for at, node in named if s <= at <= s + window}) for s in starts), default=0)
 
 
 def _blamed(finding: Finding) -> bool:

@@ -11,7 +11,14 @@ from enum import Enum
 
 from training_agent.contract import Check, Job
 
-from .errors import NeedsHumanError
+from .errors import (
+    BreakerError,
+    HumanOverrideError,
+    NeedsHumanError,
+    NoApproverError,
+    ReplacedByHyperPodError,
+    WorldChangedError,
+)
 
 
 class State(str, Enum):
@@ -27,34 +34,64 @@ class State(str, Enum):
     VERIFYING = "VERIFYING"
     CLOSING = "CLOSING"
     # terminal
-    JOINED = "JOINED"  # another open incident holds this instance; the evidence was appended there
+    JOINED = "JOINED"  # another open incident holds this instance; it decides with this evidence too
     OBSERVED = "OBSERVED"  # observe mode: a "would have" mail, nothing touched
-    RELEASED = "RELEASED"  # confirmed healthy, uncordoned
+    CLOSED = "CLOSED"  # nothing was to be done: a fire drill at its end
+    RELEASED = "RELEASED"  # confirmed healthy and uncordoned, or the held job let go by a human
     REPLACED = "REPLACED"
     REPLACED_BY_HYPERPOD = "REPLACED_BY_HYPERPOD"  # the node vanished without us
+    REPLACEMENT_DEGRADED = "REPLACEMENT_DEGRADED"  # requested, and its end was not seen
+    TERMINATED_NO_DEMAND = "TERMINATED_NO_DEMAND"  # Karpenter: the old one is gone, no pod wants a new one
     REJECTED_KEPT = "REJECTED_KEPT"  # the human said no and keeps the cordon
     REJECTED_RELEASED = "REJECTED_RELEASED"  # the human said no and released the node
     EXPIRED = "EXPIRED"  # nobody answered: stays cordoned
+    NO_APPROVER = "NO_APPROVER"  # nobody could be asked: stays cordoned
+    HUMAN_OVERRIDE = "HUMAN_OVERRIDE"  # somebody acted on the node; respected
+    WORLD_CHANGED = "WORLD_CHANGED"  # the node is not the one that was decided upon
+    BLOCKED_BY_BREAKER = "BLOCKED_BY_BREAKER"  # over budget, or a replacement went wrong before
+    HEALTHCHECK_STUCK = "HEALTHCHECK_STUCK"  # the deep health check did not end; stays cordoned
     HANDED_TO_HUMAN = "HANDED_TO_HUMAN"  # stays as it is, see `human_reason`
 
     @property
     def terminal(self) -> bool:
-        return self in _TERMINAL
+        return self in TERMINAL
 
 
-_TERMINAL = frozenset(list(State)[list(State).index(State.JOINED) :])
+TERMINAL = frozenset(list(State)[list(State).index(State.JOINED) :])
+NO_INCIDENT = ("REJECTED_EVENT", "DUPLICATE")  # ends of events that open none; stand in their audit rows
 
-_NEXT: dict[State, frozenset[State]] = {
+_AGAIN = State.LOCATED  # second evidence: contain and decide once more
+NEXT: dict[State, frozenset[State]] = {
     State.OPENING: frozenset({State.LOCATED, State.JOINED, State.CLOSING}),
     State.LOCATED: frozenset({State.CONTAINED, State.CLOSING}),
     State.CONTAINED: frozenset({State.DECIDED, State.CLOSING}),
     State.DECIDED: frozenset({State.CONFIRMING, State.AWAITING_APPROVAL, State.CLOSING}),
     State.CONFIRMING: frozenset({State.DECIDED, State.CLOSING}),
-    State.AWAITING_APPROVAL: frozenset({State.REPLACING, State.CLOSING}),
-    State.REPLACING: frozenset({State.VERIFYING, State.CLOSING}),
+    State.AWAITING_APPROVAL: frozenset({State.CONFIRMING, State.REPLACING, State.CLOSING, _AGAIN}),
+    State.REPLACING: frozenset({State.VERIFYING, State.CLOSING, _AGAIN}),
     State.VERIFYING: frozenset({State.CLOSING}),
-    State.CLOSING: _TERMINAL - {State.JOINED},
+    State.CLOSING: (TERMINAL - {State.JOINED}) | {_AGAIN},
 }
+_ENDS: dict[type[Exception], State] = {
+    NoApproverError: State.NO_APPROVER,
+    HumanOverrideError: State.HUMAN_OVERRIDE,
+    WorldChangedError: State.WORLD_CHANGED,
+    ReplacedByHyperPodError: State.REPLACED_BY_HYPERPOD,
+    BreakerError: State.BLOCKED_BY_BREAKER,
+}
+
+
+def end_for(error: Exception) -> State:
+    """The terminal state that an error leads to."""
+    return _ENDS.get(type(error), State.HANDED_TO_HUMAN)
+
+
+class Action(str, Enum):
+    """What a human is asked for."""
+
+    REPLACE = "replace"
+    DEEP_CHECK = "deep_check"  # under NodeRecovery Automatic the check itself may replace the node
+    RELEASE = "release"  # let a held job go, back to the step before the alarm
 
 
 class CheckResult(str, Enum):
@@ -66,6 +103,7 @@ class CheckResult(str, Enum):
     FAILED = "failed"
     STUCK = "stuck"  # started, and no end within the bound
     NEVER_STARTED = "never_started"  # accepted, and never seen in progress
+    SUPERSEDED = "superseded"  # another check of the cluster took its place
     UNAVAILABLE = "unavailable"  # switched off, refused by the service, or not safe to start
     NEEDS_APPROVAL = "needs_approval"  # NodeRecovery is Automatic: the check itself may replace the node
     NODE_GONE = "node_gone"
@@ -93,6 +131,16 @@ class Target:
     ranks: tuple[int, ...]  # accused ranks on it
     gpu_uuids: tuple[str, ...]  # of those ranks
     cordoned_by_us: bool = False
+    running_in_group: int = 0  # Running instances of its group when it was located; 0: not read
+
+
+@dataclass(frozen=True, slots=True)
+class AuditClaim:
+    """A targeted audit's result as it came in: whoever can publish could have written it."""
+
+    capsule_hash: str
+    passed: bool
+    at: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +172,14 @@ class Incident:
     repeats: bool | None = None  # history of instance and GPUs: a transient verdict before; None: not read
     deep_check: DeepCheck = field(default_factory=DeepCheck)
     approval_id: str | None = None
+    asks: int = 0  # approvals so far; each has an id of its own
+    asking: Action = Action.REPLACE  # what the newest of them is for
+    joined: tuple[str, ...] = ()  # incidents whose located evidence counts here, oldest first
+    decided_on: int = 0  # how many of them the last decision had seen
+    synthetic: bool = False  # a fire drill: walks the path, touches nothing, can never replace
+    telemetry: tuple[str, ...] | None = None  # lines around the alarm; None: not read
+    audits: tuple[AuditClaim, ...] = ()  # results of targeted audits
+    updated_at: str = ""  # last progress, judged by the reconciler
     tries: dict[str, int] = field(default_factory=dict)  # bounded waits, by step
     known_instances: tuple[str, ...] = ()  # in the group right before the replacement
     issued_at: str | None = None
@@ -140,13 +196,22 @@ class Incident:
         """
         if state is self.state:
             return self
-        if state not in _NEXT.get(self.state, frozenset()):
+        if state not in NEXT.get(self.state, frozenset()):
             raise NeedsHumanError(f"incident {self.id} is {self.state.value}: it cannot become {state.value}")
         return replace(self, state=state)
 
     def tried(self, step: str) -> Incident:
         """Count one more wait of `step`."""
         return replace(self, tries={**self.tries, step: self.tries.get(step, 0) + 1})
+
+    @property
+    def reopened(self) -> bool:
+        """Has evidence come in that the last decision had not seen?"""
+        return len(self.joined) > self.decided_on
+
+    def again(self) -> Incident:
+        """Second evidence: back to where contain and decide look at everything once more."""
+        return replace(self.to(State.LOCATED), closing=None, human_reason="", approval_id=None)
 
     @property
     def instance_id(self) -> str | None:

@@ -51,6 +51,14 @@ class Budget:
     per_hour: int
 
 
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """Stops all replacements until a human closes it with a reason; an absent row is a closed one."""
+
+    open: bool
+    reason: str = ""
+
+
 class BudgetAnswer:
     """Constants: what `within_budget` answers."""
 
@@ -64,6 +72,11 @@ def allowed_per_day(budget: Budget, running: int) -> int:
     if running <= 0:
         return 0
     return min(budget.per_day, max(1, math.floor(budget.percent * running / 100)))
+
+
+def is_floor(percent: float, running: int) -> bool:
+    """Does the percentage round down to nothing, so that only the floor of one allows a replacement?"""
+    return running > 0 and math.floor(percent * running / 100) < 1
 
 
 def within_budget(budget: Budget, running: int, earlier: tuple[datetime, ...], now: datetime) -> str:

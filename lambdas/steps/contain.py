@@ -7,6 +7,7 @@ off the node; `decide` is next. Observe mode writes the mode row and touches not
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from training_agent.contract import Mode, gpu_subject, instance_subject, job_subject
 
@@ -14,10 +15,14 @@ from ..domain.decision_table import Contain, Row, evaluate
 from ..domain.errors import NeedsHumanError
 from ..domain.incident import Incident, State, Target
 from ..domain.policy import effective_mode
+from ..domain.times import moment, stamp
 from ..ports import Bus, Clock, Controls, Incidents, Kubernetes, Quarantine
 from ..settings import ContainSettings
 from .effects import cordon, evict_job, permit
-from .outcome import StepResult, alarm_of, facts_of, findings_of, record
+from .outcome import StepResult, alarm_of, evidence_of, facts_of, record
+
+NODES_PER_DAY = 3  # different nodes that one job may have contained by its word
+NODES_SHARE_PER_DAY = 0.05  # of the job's nodes, where that is more
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,8 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     control = needs.controls.read()
     mode = effective_mode(needs.settings.mode, control)
     row = evaluate(
-        findings_of(alarm, incident), facts_of(needs.incidents, incident, alarm, needs.settings.mode, control)
+        evidence_of(needs.incidents, incident, alarm),
+        facts_of(needs.incidents, incident, alarm, needs.settings.mode, control),
     )
     needs.quarantine.put_mode(mode)
     if mode is Mode.OBSERVE:
@@ -45,9 +51,23 @@ def run(needs: Needs, incident_id: str) -> StepResult:
         record(needs, incident, incident.to(State.CONTAINED), story)
         return StepResult("contained", story)
     permit(needs, Mode.CONTAIN, f"containment by '{row.contain.value}'")
+    if row.blames_node:
+        _require_quota(needs, incident, alarm.nodes)
     targets, story = _contain(needs, incident, row)
     record(needs, incident, replace(incident, targets=targets, touched=True).to(State.CONTAINED), story)
     return StepResult("contained", story)
+
+
+def _require_quota(needs: Needs, incident: Incident, nodes: int) -> None:
+    """A trainer that accuses one peer after the other is not believed without end.
+
+    Raises:
+        NeedsHumanError: this job named more different nodes in a day than bad GPUs can explain.
+    """
+    since = stamp(moment(incident.opened_at) - timedelta(days=1))
+    named = {e.what for e in needs.incidents.history(f"job#{incident.job.uid}", since)}
+    if len(named) > max(NODES_PER_DAY, NODES_SHARE_PER_DAY * nodes):
+        raise NeedsHumanError(f"this job named {len(named)} nodes in a day: this one was not touched")
 
 
 def subjects(incident: Incident) -> tuple[str, ...]:

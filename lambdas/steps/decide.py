@@ -15,7 +15,7 @@ from ..domain.decision_table import decide as decide_row
 from ..domain.incident import CheckResult, Incident, State
 from ..ports import Bus, Clock, Controls, HistoryEntry, Incidents
 from ..settings import DecideSettings
-from .outcome import StepResult, alarm_of, facts_of, findings_of, record
+from .outcome import StepResult, alarm_of, evidence_of, facts_of, record
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +31,30 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     incident = needs.incidents.get(incident_id)
     alarm = alarm_of(needs.incidents, incident)
     facts = facts_of(needs.incidents, incident, alarm, needs.settings.mode, needs.controls.read())
-    decision = decide_row(findings_of(alarm, incident), facts)
+    decision = decide_row(evidence_of(needs.incidents, incident, alarm), facts)
     if decision.row.blames_node:
         _remember(needs, incident, decision.row.id)
     rows = incident.decided_rows
     if not rows or rows[-1] != decision.row.id:
         rows = (*rows, decision.row.id)
     decided = replace(
-        incident, decision_row=decision.row.id, decided_rows=rows, decision_reason=decision.reason
+        incident,
+        decision_row=decision.row.id,
+        decided_rows=rows,
+        decision_reason=decision.reason,
+        decided_on=len(incident.joined),
     ).to(State.DECIDED)
+    if decision.next is Next.APPROVE:  # a question of its own, with an id of its own
+        asks = incident.asks + 1
+        decided = replace(decided, asks=asks, asking=decision.action, approval_id=f"{incident.id}-{asks}")
     story = f"{decision.row.id} -> {decision.next.value}: {decision.reason}"
     record(needs, incident, _closing(decided, decision, facts), story)
     return StepResult(
         decision.next.value, story, approval_timeout_seconds=needs.settings.approval_timeout_seconds
     )
+
+
+_ENDS = {CheckResult.NODE_GONE: State.REPLACED_BY_HYPERPOD, CheckResult.STUCK: State.HEALTHCHECK_STUCK}
 
 
 def _closing(incident: Incident, decision: Decision, facts: Facts) -> Incident:
@@ -55,8 +65,10 @@ def _closing(incident: Incident, decision: Decision, facts: Facts) -> Incident:
         return replace(incident, closing=None)
     if facts.mode is Mode.OBSERVE and not incident.touched:
         closing = State.OBSERVED
-    elif facts.deep_check is CheckResult.NODE_GONE:
-        closing = State.REPLACED_BY_HYPERPOD
+    elif decision.row.blames_node and not facts.cordoned_by_us:
+        closing = State.HUMAN_OVERRIDE
+    elif facts.deep_check in _ENDS:
+        closing = _ENDS[facts.deep_check]
     else:
         closing = State.HANDED_TO_HUMAN
     reason = decision.reason

@@ -14,14 +14,15 @@ from training_agent.contract import Alarm, Mode, NodeRegistration, Place, decode
 
 from ..domain import findings
 from ..domain.decision_table import Contain, evaluate
-from ..domain.errors import NeedsHumanError, UnavailableError
+from ..domain.errors import ConflictError, NeedsHumanError, UnavailableError, WorldChangedError
 from ..domain.incident import Incident, State, Target
 from ..domain.policy import Control
 from ..domain.times import moment
 from ..ports import Bus, Clock, Cluster, ClusterNode, Incidents, Registered, Registrations
 from ..settings import LocateSettings
-from .outcome import StepResult, alarm_of, facts_of, findings_of, record
+from .outcome import StepResult, alarm_of, amend, facts_of, findings_of, record
 
+MAX_JOINED = 20  # evidence that is decided with; more of it is kept and changes nothing
 REGISTRATION_GRACE = timedelta(minutes=2)  # an alarm can overtake the registration in the queues
 
 
@@ -46,20 +47,49 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     located = replace(incident, targets=targets)
     holder = needs.incidents.take_gate(gate_of(located), incident.id)
     if holder != incident.id:
-        needs.incidents.append_evidence(
-            holder,
-            incident.delivery_key,
-            alarm.job.attempt,
-            needs.incidents.alarm(incident.id),
-            needs.clock.now(),
-        )
-        story = f"joined: incident {holder} is open for it and now has this evidence"
+        story = _join(needs, holder, located, alarm)
         record(needs, incident, located.to(State.JOINED), story)
         return StepResult("joined", story)
     where = ", ".join(f"{t.node} (GPU {', '.join(t.gpu_uuids) or 'unknown'})" for t in targets) or "the job"
     story = f"ranks {', '.join(map(str, incident.ranks)) or 'none'} are on {where}"
     record(needs, incident, located.to(State.LOCATED), story)
     return StepResult("located", story)
+
+
+def _join(needs: Needs, holder_id: str, located: Incident, alarm: Alarm) -> str:
+    """Hand the located evidence to the open incident, whose next step decides with it.
+
+    The holder's row is written conditionally, so it cannot close in between without having seen this.
+    """
+    text = needs.incidents.alarm(located.id)
+    needs.incidents.append_evidence(
+        holder_id, located.delivery_key, alarm.job.attempt, text, needs.clock.now()
+    )
+
+    def add(holder: Incident) -> Incident:
+        if holder.state.terminal:
+            raise ConflictError(f"incident {holder_id} has just ended: the gate is about to be free")
+        if located.id in holder.joined or len(holder.joined) >= MAX_JOINED:
+            return holder
+        targets = tuple(_with(t, located.targets) for t in holder.targets)
+        return replace(holder, joined=(*holder.joined, located.id), targets=targets)
+
+    kept = located.id in amend(needs, holder_id, add).joined
+    needs.incidents.audit(holder_id, "second evidence", f"incident {located.id}", needs.clock.now())
+    does = "decides with" if kept else "keeps"
+    return f"joined: incident {holder_id} is open for it and {does} this evidence"
+
+
+def _with(target: Target, others: tuple[Target, ...]) -> Target:
+    """The same node with the GPUs and ranks that the second evidence accuses."""
+    for other in others:
+        if other.instance_id == target.instance_id:
+            target = replace(
+                target,
+                ranks=tuple(sorted({*target.ranks, *other.ranks})),
+                gpu_uuids=tuple(dict.fromkeys((*target.gpu_uuids, *other.gpu_uuids))),
+            )
+    return target
 
 
 def gate_of(incident: Incident) -> str:
@@ -97,11 +127,11 @@ def _prove_node(
         raise NeedsHumanError(f"{node} carries no HyperPod instance id")
     member = members.get(instance_id)
     if member is None:
-        raise NeedsHumanError(f"instance {instance_id} is not in the cluster any more")
+        raise WorldChangedError(f"instance {instance_id} is not in the cluster any more")
     if registered.launch_time is None or moment(registered.launch_time) != moment(member.launch_time):
-        raise NeedsHumanError(f"instance {instance_id} was launched again since the job registered")
+        raise WorldChangedError(f"instance {instance_id} was launched again since the job registered")
     if moment(alarm.time) < moment(member.launch_time):
-        raise NeedsHumanError(f"the alarm is older than instance {instance_id}")
+        raise WorldChangedError(f"the alarm is older than instance {instance_id}")
     seats = {p.rank: p for p in decode(NodeRegistration, registered.text).places}
     gpus = []
     for claim in claims:
@@ -118,6 +148,7 @@ def _prove_node(
         launch_time=member.launch_time,
         ranks=tuple(c.rank for c in claims),
         gpu_uuids=tuple(g for g in gpus if g is not None),
+        running_in_group=sum(m.group == member.group and m.status == "Running" for m in members.values()),
     )
 
 

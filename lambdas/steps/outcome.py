@@ -5,6 +5,7 @@ In: the incident before and after. Out: the saved row, an audit entry, an "SDC I
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Protocol
@@ -12,12 +13,13 @@ from typing import Protocol
 from training_agent.contract import Alarm, Finding, Mode, decode
 
 from ..domain import decision_table, findings
-from ..domain.errors import NeedsHumanError
-from ..domain.incident import Incident, evidence_hash
+from ..domain.errors import ConflictError, NeedsHumanError
+from ..domain.incident import Incident, end_for, evidence_hash
 from ..domain.policy import Control, effective_mode
 from ..domain.times import moment, stamp
 from ..ports import Bus, Clock, Incidents
 
+WINDOW = timedelta(minutes=10)  # in which more nodes of one job than GPUs can explain are no GPU's fault
 DEFAULT_APPROVAL_TIMEOUT_SECONDS = 3600  # only `decide` sets the real one, right before the wait for a human
 MAX_STORY = 2000  # characters: a state's output and an execution's history are bounded
 
@@ -56,7 +58,7 @@ def record(needs: Recorder, before: Incident, after: Incident, story: str) -> In
     """Save; when the state changed, write the audit entry and tell the bus."""
     if after == before:
         return before
-    saved = needs.incidents.save(after)
+    saved = needs.incidents.save(replace(after, updated_at=stamp(needs.clock.now())))
     if after.state is not before.state:
         needs.incidents.audit(saved.id, f"state {saved.state.value}", story, needs.clock.now())
         needs.bus.state_changed(
@@ -75,12 +77,34 @@ def record(needs: Recorder, before: Incident, after: Incident, story: str) -> In
     return saved
 
 
-def to_human(needs: Recorder, incident_id: str, reason: str) -> StepResult:
-    """Outcome "human", with the reason kept for the notice that `request_approval` sends."""
-    reason = reason[:MAX_STORY]
+AMENDS = 5
+
+
+def amend(needs: Recorder, incident_id: str, change: Callable[[Incident], Incident]) -> Incident:
+    """Change the row whatever others wrote in between: for what must not be lost after an effect.
+
+    Raises:
+        ConflictError: others kept writing.
+    """
+    for left in reversed(range(AMENDS)):
+        incident = needs.incidents.get(incident_id)
+        changed = change(incident)
+        if changed == incident:
+            return incident
+        try:
+            return needs.incidents.save(replace(changed, updated_at=stamp(needs.clock.now())))
+        except ConflictError:
+            if not left:
+                raise
+    raise AssertionError("unreachable")
+
+
+def to_human(needs: Recorder, incident_id: str, error: Exception) -> StepResult:
+    """Outcome "human", with end and reason kept for the notice that `request_approval` sends."""
+    reason, end = str(error)[:MAX_STORY], end_for(error)
     incident = needs.incidents.get(incident_id)
     if not incident.state.terminal and incident.human_reason != reason:
-        needs.incidents.save(replace(incident, human_reason=reason))
+        amend(needs, incident_id, lambda i: replace(i, human_reason=reason, closing=end))
         needs.incidents.audit(incident_id, "needs a human", reason, needs.clock.now())
     return StepResult("human", reason)
 
@@ -101,18 +125,29 @@ def findings_of(alarm: Alarm, incident: Incident) -> tuple[Finding, ...]:
     return findings.of_node(alarm, incident.node)
 
 
+def evidence_of(incidents: Incidents, incident: Incident, alarm: Alarm) -> tuple[Finding, ...]:
+    """Findings of the incident, and of those that were located on the same instance and joined it."""
+    found = findings_of(alarm, incident)
+    for joined in map(incidents.get, incident.joined):
+        found += findings_of(alarm_of(incidents, joined), joined)
+    return found
+
+
 def facts_of(
     incidents: Incidents, incident: Incident, alarm: Alarm, deployed: Mode, control: Control
 ) -> decision_table.Facts:
     """All that is known by now, for the decision table."""
-    since = stamp(moment(incident.opened_at) - timedelta(minutes=10))
-    named = {e.what for e in incidents.history(f"job#{incident.job.uid}", since)}
+    opened = moment(incident.opened_at)
+    past = incidents.history(f"job#{incident.job.uid}", stamp(opened - WINDOW))
+    named = findings.most_named([(moment(e.at), e.what) for e in past], opened, WINDOW)
     return decision_table.Facts(
         nodes=alarm.nodes,
-        nodes_named=max(incident.nodes_named, len(named)),
+        nodes_named=max(incident.nodes_named, named),
         second_read=incident.second_read,
-        repeats=incident.repeats,
+        repeats=True if incident.joined else incident.repeats,
         deep_check=incident.deep_check.result,
         cordoned_by_us=bool(incident.targets) and all(t.cordoned_by_us for t in incident.targets),
         mode=effective_mode(deployed, control),
+        audit_failed=any(not claim.passed for claim in incident.audits),
+        telemetry_read=incident.telemetry is not None,
     )

@@ -1,7 +1,8 @@
 """Replace one node, in one call, after one approval. IAM cannot limit node ids: this code is the only guard.
 
 In: an incident with an APPROVED row. Out: "replaced" (issued, `verify` is next), "busy" (another replacement,
-the hourly slot), or a human. The callback's payload is ignored; row, world, mode and budget are read again.
+the hourly slot), "reopened" (new evidence changes the row), or a human. The callback's payload is ignored;
+row, evidence, world, breaker, mode and budget are read again.
 """
 
 from __future__ import annotations
@@ -11,8 +12,19 @@ from dataclasses import dataclass, replace
 from training_agent.contract import Mode
 
 from ..domain.approval import require_approved
-from ..domain.errors import NeedsHumanError, OutcomeUnknownError, RefusedError, ThrottledError
-from ..domain.incident import Effect, EffectState, Incident, State
+from ..domain.decision_table import evaluate
+from ..domain.errors import (
+    BreakerError,
+    HumanOverrideError,
+    NeedsHumanError,
+    OutcomeUnknownError,
+    PipelineError,
+    RefusedError,
+    ReplacedByHyperPodError,
+    ThrottledError,
+    WorldChangedError,
+)
+from ..domain.incident import CheckResult, Effect, EffectState, Incident, State
 from ..domain.policy import Budget, BudgetAnswer, within_budget
 from ..domain.times import moment, stamp
 from ..ports import (
@@ -28,7 +40,7 @@ from ..ports import (
 )
 from ..settings import ReplaceSettings
 from .effects import ours, permit
-from .outcome import StepResult, alarm_of, record
+from .outcome import StepResult, alarm_of, amend, evidence_of, facts_of, record
 
 REPLACE_LOCK = "replacement"  # one in flight per cluster
 EFFECT = "replace"
@@ -61,23 +73,60 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     effect = needs.incidents.effect(incident.id, effect_name(attempt))
     if effect is not None:
         return _reconcile(needs, incident, effect)
+    if incident.synthetic:
+        return _drilled(needs, incident)
+    _require_breaker_closed(needs)
     evidence = _require_approved(needs, incident)
+    if _decides_otherwise(needs, incident):
+        story = "evidence has come in since that changes the decision row: contained and decided again"
+        record(needs, incident, incident.again(), story)
+        return StepResult("reopened", story)
     if not needs.controls.lock(REPLACE_LOCK, incident.id):
         return _busy(needs, incident, "another replacement is in flight in this cluster")
-    members = needs.cluster.nodes()
+    members = _members(needs)
     _require_same_world(needs, incident, members)
     answer = _budget(needs, incident, members)
     if answer == BudgetAnswer.HOUR:
         needs.controls.unlock(REPLACE_LOCK, incident.id)
         return _busy(needs, incident, "the hourly slot for replacements is taken")
     if answer == BudgetAnswer.DAY:
-        raise NeedsHumanError("the budget of replacements in 24 hours is spent: nothing was replaced")
+        reason = f"the budget of replacements of {incident.targets[0].group} in 24 hours is spent"
+        needs.controls.open_breaker(reason, incident.id, needs.clock.now())
+        raise BreakerError(f"{reason}: nothing was replaced, the breaker is open until a human closes it")
     return _issue(needs, incident, members, evidence, effect_name(attempt))
 
 
 def effect_name(attempt: int) -> str:
     """Row of the n-th call, counted by refusals; each is called at most once."""
     return EFFECT if attempt == 0 else f"{EFFECT}:{attempt}"
+
+
+def _drilled(needs: Needs, incident: Incident) -> StepResult:
+    story = "fire drill: everything but the replacement was walked through"
+    record(needs, incident, replace(incident, closing=State.CLOSED), story)
+    return StepResult("drilled", story)
+
+
+def _require_breaker_closed(needs: Needs) -> None:
+    breaker = needs.controls.breaker()
+    if breaker.open:
+        raise BreakerError(f"the breaker is open ({breaker.reason}): nothing was replaced")
+
+
+def _decides_otherwise(needs: Needs, incident: Incident) -> bool:
+    """Judge all evidence again, row S1 first: is the row still the one that was approved?"""
+    alarm = alarm_of(needs.incidents, incident)
+    facts = facts_of(needs.incidents, incident, alarm, needs.settings.mode, needs.controls.read())
+    row = evaluate(evidence_of(needs.incidents, incident, alarm), facts)
+    return row.id != incident.decision_row
+
+
+def _members(needs: Needs) -> tuple[ClusterNode, ...]:
+    """All pages, or none: half a cluster is a wrong denominator."""
+    try:
+        return needs.cluster.nodes()
+    except PipelineError as e:
+        raise NeedsHumanError(f"the cluster's nodes cannot be read ({e}): nothing was replaced") from e
 
 
 def _require_approved(needs: Needs, incident: Incident) -> str:
@@ -94,17 +143,19 @@ def _require_same_world(needs: Needs, incident: Incident, members: tuple[Cluster
     """Same instance, same launch, Running, same group, still cordoned by us."""
     target = incident.targets[0]
     member = next((n for n in members if n.instance_id == target.instance_id), None)
+    if member is None and incident.deep_check.result is not CheckResult.NOT_RUN:
+        raise ReplacedByHyperPodError(f"{target.instance_id} vanished after its check: nothing was replaced")
     if member is None:
-        raise NeedsHumanError(f"{target.instance_id} is not in the cluster any more: nothing was replaced")
+        raise WorldChangedError(f"{target.instance_id} is not in the cluster any more: nothing was replaced")
     if moment(member.launch_time) != moment(target.launch_time) or member.group != target.group:
-        raise NeedsHumanError(
+        raise WorldChangedError(
             f"{target.instance_id} was launched again since the alarm: nothing was replaced"
         )
     if member.status != "Running":
-        raise NeedsHumanError(f"{target.instance_id} is {member.status}, not Running: nothing was replaced")
+        raise WorldChangedError(f"{target.instance_id} is {member.status}, not Running: nothing was replaced")
     node = needs.kubernetes.node(target.node)
     if node is None or not ours(node, incident):
-        raise NeedsHumanError(
+        raise HumanOverrideError(
             f"{target.node} is not cordoned by this incident any more: nothing was replaced"
         )
 
@@ -113,7 +164,10 @@ def _budget(needs: Needs, incident: Incident, members: tuple[ClusterNode, ...]) 
     s, group = needs.settings, incident.targets[0].group
     running = sum(1 for n in members if n.group == group and n.status == "Running")
     budget = Budget(s.replacements_per_day, s.replacement_budget_percent, s.replacements_per_hour)
-    others = tuple(at for holder, at in needs.controls.replacements().items() if holder != incident.id)
+    if running == 0:
+        raise NeedsHumanError(f"no instance of {group} is Running: nothing was replaced")
+    earlier = needs.controls.replacements(group).items()
+    others = tuple(at for holder, at in earlier if holder != incident.id)
     return within_budget(budget, running, others, needs.clock.now())
 
 
@@ -128,11 +182,11 @@ def _issue(
     story = f"replacement of {target.instance_id} is being requested (evidence {evidence[:12]})"
     incident = record(needs, before, replacing, story)
     permit(needs, Mode.REPLACE, f"replacement of {target.instance_id}")
+    needs.controls.count_replacement(target.group, incident.id, now)
     if not needs.incidents.intend(incident.id, effect, now):
         standing = needs.incidents.effect(incident.id, effect)
         assert standing is not None
         return _reconcile(needs, incident, standing)
-    needs.controls.count_replacement(incident.id, now)
     try:
         answer = needs.cluster.replace(target.instance_id)
     except ThrottledError as e:
@@ -151,15 +205,15 @@ def _issue(
 
 
 def _issued(needs: Needs, incident: Incident, story: str) -> StepResult:
-    if incident.issued_at is None:
-        needs.incidents.save(replace(incident, issued_at=stamp(needs.clock.now())))
+    now = stamp(needs.clock.now())
+    amend(needs, incident.id, lambda i: i if i.issued_at else replace(i, issued_at=now))
     return StepResult("replaced", story)
 
 
 def _refused(needs: Needs, incident: Incident, code: str, message: str = "") -> StepResult:
     """Nothing was done. Some codes pass by themselves; the others need a person. Never another node id."""
     needs.controls.unlock(REPLACE_LOCK, incident.id)
-    refused = needs.incidents.save(incident.tried("refused"))
+    refused = amend(needs, incident.id, lambda i: i.tried("refused"))
     if code in _COME_AGAIN and refused.tries["refused"] < MAX_REFUSALS:
         return StepResult("busy", f"HyperPod refused for now: {code}", wait_seconds=WAIT_SECONDS)
     meaning = _MEANING.get(code, f"HyperPod refused: {code} {message}".strip())

@@ -1,7 +1,8 @@
 """Close: release what is ours and exonerated or replaced, see the job come back, write the terminal state.
 
-In: an incident on its way to an end. Out: "waiting" for the job's next start, or "closed". An end that nobody
-proved (no answer, a human's case) leaves cordon and quarantine as they are.
+In: an incident on its way to an end. Out: "waiting" for the job's next start, "reopened" when evidence came
+in that the decision to release had not seen, or "closed". An end that nobody proved (no answer, a human's
+case) leaves cordon and quarantine as they are.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from training_agent.contract import Mode, NodeRegistration, decode
 
-from ..domain.approval import Answer, ApprovalState
+from ..domain.approval import Action, Answer, Approval, ApprovalState, require_approved
 from ..domain.errors import NeedsHumanError
 from ..domain.incident import Incident, State
 from ..domain.times import stamp
@@ -28,7 +29,7 @@ LONG_WAIT_SECONDS = 60  # after QUICK_POLLS
 QUICK_POLLS = 20
 MAX_POLLS = 100  # an hour and a half for the job to start again; the incident closes without it
 RELEASING = frozenset({State.RELEASED, State.REJECTED_RELEASED})  # back to work
-FREED = RELEASING | {State.REPLACED}  # nobody has to hold for it any more
+FREED = RELEASING | {State.REPLACED, State.TERMINATED_NO_DEMAND}  # nobody has to hold for it any more
 _ENDS = {
     State.EXPIRED: "nobody answered; the node stays cordoned and was not replaced",
     State.REJECTED_KEPT: "a human rejected the replacement and keeps the node cordoned",
@@ -53,6 +54,10 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     if before.state.terminal:
         return StepResult("closed", f"closed before as {before.state.value}")
     closing = _end_of(needs, before)
+    if closing in RELEASING and before.reopened:
+        story = "evidence has come in that the decision to release had not seen: contained and decided again"
+        record(needs, before, before.again(), story)
+        return StepResult("reopened", story)
     incident = record(
         needs, before, replace(before, closing=closing).to(State.CLOSING), f"towards {closing.value}"
     )
@@ -85,7 +90,19 @@ def _end_of(needs: Needs, incident: Incident) -> State:
         return State.REJECTED_KEPT
     if approval.decided and approval.answer is Answer.RELEASE:
         return State.REJECTED_RELEASED
+    if approval.decided and approval.answer is Answer.APPROVE and approval.action is Action.RELEASE:
+        return _released(needs, incident, approval)
     return State.HANDED_TO_HUMAN
+
+
+def _released(needs: Needs, incident: Incident, approval: Approval) -> State:
+    """A held job goes only on an approval of exactly this, in time."""
+    now = needs.clock.now()
+    try:
+        require_approved(approval, incident, incident.evidence_hash, now, Action.RELEASE)
+    except NeedsHumanError:
+        return State.HANDED_TO_HUMAN
+    return State.RELEASED
 
 
 def _free(needs: Needs, incident: Incident, closing: State) -> str:

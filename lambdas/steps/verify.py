@@ -1,7 +1,8 @@
 """Did the replacement happen? Old id gone, and a NEW id Running in the same group.
 
-In: a REPLACING incident. Out: "waiting", "verified" with the newcomer's id, or "degraded" for a human.
-Only reads the cluster; frees the replacement lock when it is over.
+In: a REPLACING incident. Out: "waiting", "verified" with the newcomer's id, or "degraded": a human, and the
+breaker opens. Where Karpenter manages the nodes, "the old id is gone and no pod waits for a node" is its own
+good end. Only reads the cluster; frees the replacement lock when it is over.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from dataclasses import dataclass, replace
 
 from ..domain.incident import Incident, State
 from ..domain.times import moment
-from ..ports import Bus, Clock, Cluster, ClusterNode, Controls, Incidents
+from ..ports import Bus, Clock, Cluster, ClusterNode, Controls, Incidents, Kubernetes
 from ..settings import VerifySettings
 from .outcome import StepResult, record
 from .replace import REPLACE_LOCK
 
 WAIT_SECONDS = 60
+NO_DEMAND_POLLS = 10  # looks without a pod that waits, after the old id is gone
 MAX_POLLS = 120  # two hours: 20 to 30 minutes are typical, a failed start is tried again by HyperPod
 
 
@@ -25,6 +27,7 @@ class Needs:
     incidents: Incidents
     controls: Controls
     cluster: Cluster
+    kubernetes: Kubernetes
     bus: Bus
     clock: Clock
 
@@ -45,11 +48,26 @@ def run(needs: Needs, incident_id: str) -> StepResult:
         needs.controls.unlock(REPLACE_LOCK, incident.id)
         return StepResult("verified", story)
     waited = incident.tried("verify")
+    if gone and _no_demand(needs):
+        waited = waited.tried("no_demand")
+        if waited.tries["no_demand"] >= NO_DEMAND_POLLS:
+            story = f"{target.instance_id} is gone and no pod waits for a node: Karpenter starts none"
+            record(needs, before, replace(waited, closing=State.TERMINATED_NO_DEMAND), story)
+            needs.controls.unlock(REPLACE_LOCK, incident.id)
+            return StepResult("verified", story)
     story = f"{target.instance_id} is {'gone' if gone else 'still there'}, no newcomer is Running yet"
-    record(needs, before, waited, story)
     if waited.tries["verify"] >= MAX_POLLS:
-        return StepResult("degraded", f"{story} after {MAX_POLLS} looks: look at the group {target.group}")
+        story = f"{story} after {MAX_POLLS} looks: look at the group {target.group}"
+        needs.controls.open_breaker(story, incident.id, needs.clock.now())
+        degraded = replace(waited, closing=State.REPLACEMENT_DEGRADED, human_reason=story)
+        record(needs, before, degraded, story)
+        return StepResult("degraded", story)
+    record(needs, before, waited, story)
     return StepResult("waiting", story, wait_seconds=WAIT_SECONDS)
+
+
+def _no_demand(needs: Needs) -> bool:
+    return needs.cluster.describe().karpenter and not needs.kubernetes.pending_pods()
 
 
 def _newcomer(incident: Incident, members: tuple[ClusterNode, ...]) -> ClusterNode | None:

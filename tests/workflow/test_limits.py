@@ -42,7 +42,7 @@ def test_a_deep_check_without_an_end_goes_to_a_human(cloud: LocalCloud, scenario
     cloud.hyperpod.set_deep_check("stuck", scenario.instance())
     scenario.raise_alarm(scenario.pair(Verdict.TRANSIENT))
     scenario.let_polls_pass(238)
-    assert scenario.end() == "HANDED_TO_HUMAN"
+    assert scenario.end() == "HEALTHCHECK_STUCK"
     assert "stuck" in scenario.mails()[-1].body
     assert scenario.cordoned(scenario.nodes[1])
     assert scenario.replace_requests() == []

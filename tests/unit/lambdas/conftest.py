@@ -26,6 +26,8 @@ VALUES = {
     "REPLACEMENT_BUDGET_PERCENT": "100",
     "REPLACEMENTS_PER_HOUR": "2",
     "DEEP_CHECK_ENABLED": "true",
+    "APPROVAL_LINKS": "true",
+    "TELEMETRY_URL": "",
 }
 
 KEYS = {

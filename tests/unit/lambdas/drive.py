@@ -113,10 +113,12 @@ class Driver:
         self.world.callback.waiting.add(token)
         sent = len(self.world.mail.sent)
         self.step("request_approval", incident, task_token=token)
-        links = (
-            re.findall(r"^(https://\S+)$", self.world.mail.sent[-1][2], re.M) if self.world.mail.sent else []
-        )
-        return str(links[0]) if len(self.world.mail.sent) > sent else ""
+        return self.links()[-1] if len(self.world.mail.sent) > sent else ""
+
+    def links(self) -> list[str]:
+        """All that were mailed so far."""
+        bodies = "\n".join(body for _, _, body in self.world.mail.sent)
+        return re.findall(r"^(https://\S+/review/\S+)$", bodies, re.M)
 
     def play(self, incident: Incident, state: str, stop: str = "") -> str:
         """Follow the outcomes from `state` to the end or to `stop`; returns the last state's name."""
@@ -129,6 +131,8 @@ class Driver:
                 answer = self.step("request_approval", incident, notice="human", seen=seen)
             elif state == "approval_timed_out":
                 answer = self.step("request_approval", incident, timed_out=True)
+            elif state == "approval_answered":
+                answer = self.step("request_approval", incident, answered=True)
             else:
                 answer = self.step(state, incident)
             seen = answer
@@ -167,15 +171,19 @@ class Driver:
         return self.browse(link, "POST", form)
 
 
+ANSWERS = {
+    "approved": "replace", "check_approved": "confirm", "released": "resume", "expired": "resume",
+    "rejected_keep": "resume", "rejected_release": "resume",
+}  # fmt: skip
 FLOW: dict[str, dict[str, str]] = {
     "locate": {"located": "contain", "joined": "joined"},
     "contain": {"contained": "decide"},
     "decide": {"confirm": "confirm", "approve": "request_approval", "release": "resume"},
     "confirm": {"waiting": "confirm", "confirmed": "decide"},
-    "approval_timed_out": {"approved": "replace", "expired": "resume", "rejected_keep": "resume",
-                           "rejected_release": "resume"},
-    "replace": {"replaced": "verify", "busy": "replace"},
+    "approval_timed_out": ANSWERS,
+    "approval_answered": ANSWERS,
+    "replace": {"replaced": "verify", "busy": "replace", "drilled": "resume", "reopened": "contain"},
     "verify": {"waiting": "verify", "verified": "resume"},
-    "resume": {"waiting": "resume", "closed": "closed"},
+    "resume": {"waiting": "resume", "closed": "closed", "reopened": "contain"},
     "tell_human": {"told": "resume"},
 }  # fmt: skip

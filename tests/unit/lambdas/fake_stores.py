@@ -6,10 +6,10 @@ from collections import defaultdict
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
-from lambdas.domain.approval import Answer, Approval, ApprovalState
+from lambdas.domain.approval import Answer, Approval, ApprovalState, Link
 from lambdas.domain.errors import ConflictError, PermanentError
 from lambdas.domain.incident import Effect, EffectState, Incident
-from lambdas.domain.policy import Control
+from lambdas.domain.policy import Breaker, Control
 from lambdas.domain.times import stamp
 from lambdas.ports import (
     Delivery,
@@ -114,19 +114,24 @@ class FakeApprovals:
     def __init__(self) -> None:
         self.rows: dict[str, Approval] = {}
         self.tokens: dict[str, str] = {}
+        self.links: dict[str, Link] = {}
 
     def create(self, approval: Approval, task_token: str) -> None:
-        self.rows[approval.approval_id] = approval
+        self.rows.setdefault(approval.approval_id, approval)
         self.tokens[approval.approval_id] = task_token
 
     def get(self, approval_id: str) -> Approval | None:
         return self.rows.get(approval_id)
 
-    def renew_token(self, approval_id: str, task_token: str) -> None:
-        self.tokens[approval_id] = task_token
+    def add_link(self, secret_hash: str, link: Link) -> None:
+        self.links.setdefault(secret_hash, link)
 
-    def mark_mailed(self, approval_id: str) -> None:
-        self.rows[approval_id] = replace(self.rows[approval_id], mailed=True)
+    def link(self, secret_hash: str) -> Link | None:
+        return self.links.get(secret_hash)
+
+    def mark_mailed(self, approval_id: str, approver: str) -> None:
+        row = self.rows[approval_id]
+        self.rows[approval_id] = replace(row, mailed=tuple(sorted({*row.mailed, approver})))
 
     def decide(self, approval_id: str, answer: Answer, reason: str, by: str, at: datetime) -> bool:
         row = self.rows[approval_id]
@@ -204,7 +209,9 @@ class FakeControls:
     def __init__(self) -> None:
         self.control = Control(mode=None, kill_switch=False)
         self.locks: dict[str, str] = {}
-        self.replaced: dict[str, datetime] = {}
+        self.replaced: defaultdict[str, dict[str, datetime]] = defaultdict(dict)  # by instance group
+        self.breaker_reason: str | None = None  # None: closed
+        self.breaker_closed_by: list[tuple[str, str]] = []
         self.reads = 0
 
     def read(self) -> Control:
@@ -218,8 +225,22 @@ class FakeControls:
         if self.locks.get(name) == holder:
             del self.locks[name]
 
-    def replacements(self) -> dict[str, datetime]:
-        return dict(self.replaced)
+    def replacements(self, group: str) -> dict[str, datetime]:
+        return dict(self.replaced[group])
 
-    def count_replacement(self, incident_id: str, at: datetime) -> None:
-        self.replaced[incident_id] = at
+    def count_replacement(self, group: str, incident_id: str, at: datetime) -> None:
+        kept = {i: t for i, t in self.replaced[group].items() if t > at - timedelta(days=1)}
+        self.replaced[group] = kept | {incident_id: at}
+
+    def breaker(self) -> Breaker:
+        return Breaker(open=self.breaker_reason is not None, reason=self.breaker_reason or "")
+
+    def open_breaker(self, reason: str, incident_id: str, at: datetime) -> None:
+        self.breaker_reason = self.breaker_reason if self.breaker_reason is not None else reason
+
+    def close_breaker(self, reason: str, by: str, at: datetime) -> bool:
+        if self.breaker_reason is None:
+            return False
+        self.breaker_reason = None
+        self.breaker_closed_by.append((by, reason))
+        return True

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from lambdas import wiring
 from lambdas.domain.errors import CallbackGoneError, ConflictError
+from lambdas.domain.telemetry import Reading
 from lambdas.domain.times import stamp
 from lambdas.ports import ClusterFacts, ClusterNode, KubeNode, KubePod, ReplaceAnswer
 
@@ -36,6 +38,8 @@ class FakeCluster:
         self.members: dict[str, ClusterNode] = {}
         self.facts = ClusterFacts(node_recovery="None", on_start_checks={"gpu": ("InstanceStress",)})
         self.calls: list[tuple[str, str]] = []
+        self.checks: list[tuple[str, ...]] = []
+        self.superseded = False
         self.on_replace: Any = ReplaceAnswer(accepted=True)
         self._numbers = itertools.count(0x900)
 
@@ -48,9 +52,13 @@ class FakeCluster:
     def set_status(self, instance_id: str, status: str) -> None:
         self.members[instance_id] = replace(self.members[instance_id], status=status)
 
-    def start_health_check(self, group: str, instance_id: str) -> None:
+    def start_health_check(self, group: str, instance_id: str, checks: tuple[str, ...]) -> None:
         self.calls.append(("check", instance_id))
+        self.checks.append(checks)
         self.set_status(instance_id, "DeepHealthCheckInProgress")
+
+    def check_superseded(self, instance_id: str) -> bool:
+        return self.superseded
 
     def replace(self, instance_id: str) -> ReplaceAnswer:
         self.calls.append(("replace", instance_id))
@@ -106,9 +114,25 @@ class FakeKubernetes:
     def pods_on(self, node: str) -> tuple[KubePod, ...]:
         return tuple(p for p in self.pods.values() if p.node == node)
 
+    def pending_pods(self) -> tuple[KubePod, ...]:
+        return tuple(p for p in self.pods.values() if p.node is None)
+
     def evict(self, pod: KubePod) -> None:
         self.evicted.append(pod.name)
         self.pods.pop((pod.namespace, pod.name), None)
+
+
+class FakeTelemetry:
+    """The Prometheus workspace; None: not configured."""
+
+    def __init__(self) -> None:
+        self.readings: tuple[Reading, ...] | None = None
+        self.error: Exception | None = None
+
+    def around(self, gpu_uuids: Sequence[str], at: datetime) -> tuple[Reading, ...] | None:
+        if self.error is not None:
+            raise self.error
+        return self.readings
 
 
 class FakeMail:
@@ -167,6 +191,7 @@ class World:
     controls: FakeControls = field(default_factory=FakeControls)
     cluster: FakeCluster = field(default_factory=FakeCluster)
     kubernetes: FakeKubernetes = field(default_factory=FakeKubernetes)
+    telemetry: FakeTelemetry = field(default_factory=FakeTelemetry)
     mail: FakeMail = field(default_factory=FakeMail)
     workflow: FakeWorkflow = field(default_factory=FakeWorkflow)
     callback: FakeCallback = field(default_factory=FakeCallback)

@@ -69,7 +69,7 @@ def test_a23_a_humans_cordon_is_respected_and_never_taken_back(driver: Driver, l
     driver.play(located, "contain")
     node = driver.world.kubernetes.nodes[NODE]
     assert node.unschedulable and CORDONED_BY not in node.annotations
-    assert driver.world.incidents.get(located.id).state is State.HANDED_TO_HUMAN
+    assert driver.world.incidents.get(located.id).state is State.HUMAN_OVERRIDE
     assert not driver.world.approvals.rows
 
 

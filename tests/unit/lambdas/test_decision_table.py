@@ -18,7 +18,7 @@ from lambdas.domain.decision_table import (
     evaluate,
     row_of,
 )
-from lambdas.domain.incident import CheckResult
+from lambdas.domain.incident import Action, CheckResult
 from tests.events.builder import culprit, pair, weights
 from training_agent.contract import Finding, FindingKind, Mode, Place, SecondConfirmation, Verdict
 
@@ -54,9 +54,11 @@ def test_every_decision_is_made_for_every_finding_and_fact() -> None:
         for mode, check, ours in itertools.product(Mode, CheckResult, (False, True)):
             facts = Facts(3, 1, True, False, check, ours, mode)
             decision = decide((finding,), facts)
-            if decision.next in (Next.APPROVE, Next.RELEASE):
+            if decision.action is Action.RELEASE:
+                assert decision.row.contain is Contain.HOLD and decision.next is Next.APPROVE
+            elif decision.next in (Next.APPROVE, Next.RELEASE):
                 assert ours and decision.row.blames_node
-            if decision.next is Next.APPROVE:
+            if decision.next is Next.APPROVE and decision.action is Action.REPLACE:
                 assert mode is Mode.REPLACE and finding.rank is not None
             assert decision.reason
 
@@ -118,7 +120,7 @@ def test_v3_is_decided_again_by_the_second_confirmation(second: SecondConfirmati
         (False, CheckResult.STUCK, Next.HUMAN),
         (False, CheckResult.NEVER_STARTED, Next.HUMAN),
         (False, CheckResult.UNAVAILABLE, Next.HUMAN),
-        (False, CheckResult.NEEDS_APPROVAL, Next.HUMAN),
+        (False, CheckResult.NEEDS_APPROVAL, Next.APPROVE),  # of the check, not of a replacement
         (False, CheckResult.NODE_GONE, Next.HUMAN),
     ],
 )

@@ -8,7 +8,6 @@ import pytest
 
 from lambdas.domain.incident import State
 from lambdas.domain.policy import Control
-from lambdas.ports import ClusterFacts
 from tests.events import builder
 from training_agent.contract import (
     Verdict,
@@ -87,7 +86,7 @@ def test_a_stuck_deep_check_is_bounded_and_ends_with_a_human_and_the_node_cordon
     incident_id = transient(driver)
     driver.play(driver.world.incidents.get(incident_id), "locate")
     incident = driver.world.incidents.get(incident_id)
-    assert incident.state is State.HANDED_TO_HUMAN
+    assert incident.state is State.HEALTHCHECK_STUCK
     assert "stuck" in incident.human_reason
     assert driver.world.kubernetes.nodes[NODE].unschedulable
     assert driver.world.quarantine.state(instance_subject(SUSPECT)) == "held"
@@ -99,19 +98,11 @@ def test_a_stuck_deep_check_is_bounded_and_ends_with_a_human_and_the_node_cordon
 
 def test_running_is_not_passed_when_the_check_never_started(driver: Driver) -> None:
     incident_id = transient(driver)
-    driver.world.cluster.start_health_check = lambda group, instance: None  # type: ignore[method-assign]
+    driver.world.cluster.start_health_check = lambda *_: None  # type: ignore[method-assign]
     driver.play(driver.world.incidents.get(incident_id), "locate")
     incident = driver.world.incidents.get(incident_id)
     assert incident.state is State.HANDED_TO_HUMAN
     assert "never_started" in incident.human_reason
-
-
-def test_a16_no_deep_check_before_approval_when_node_recovery_is_automatic(driver: Driver) -> None:
-    incident_id = transient(driver)
-    driver.world.cluster.facts = ClusterFacts("Automatic", {})
-    driver.play(driver.world.incidents.get(incident_id), "locate")
-    assert driver.world.incidents.get(incident_id).state is State.HANDED_TO_HUMAN
-    assert driver.world.cluster.calls == []
 
 
 def test_a16_a_node_that_vanishes_during_the_check_is_not_replaced_again(driver: Driver) -> None:

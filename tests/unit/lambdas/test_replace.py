@@ -48,6 +48,8 @@ GUARDS: dict[str, Callable[[Driver], object]] = {
     "no row": lambda d: d.world.approvals.rows.clear(),
     "t6 row of another instance": lambda d: row(d, instance_id=builder.INSTANCES[0]),
     "row of another incident": lambda d: row(d, incident_id="other"),
+    "row of another action": lambda d: row(d, action=Action.DEEP_CHECK),
+    "breaker": lambda d: setattr(d.world.controls, "breaker_reason", "over budget"),
     "row of other evidence": lambda d: row(d, evidence_hash="0" * 64),
     "approval too old": lambda d: setattr(d.world.clock, "at", START + timedelta(hours=3)),
     "kill switch": lambda d: setattr(d.world.controls, "control", Control(None, kill_switch=True)),
@@ -62,7 +64,7 @@ GUARDS: dict[str, Callable[[Driver], object]] = {
     ),
     "uncordoned by hand": lambda d: d.world.kubernetes.change(NODE, unschedulable=False),
     "cordoned by somebody else": lambda d: d.world.kubernetes.change(NODE, annotations={}),
-    "budget of the day": lambda d: d.world.controls.replaced.update(a=START, b=START),
+    "budget of the day": lambda d: d.world.controls.replaced["gpu"].update(a=START, b=START),
     "t20 edited alarm": lambda d: d.world.incidents.alarms.update(
         dict.fromkeys(d.world.incidents.alarms, "{}")
     ),
@@ -83,12 +85,12 @@ def test_with_every_guard_holding_it_is_called_once(driver: Driver, approved: In
 
 
 def test_the_action_is_bound_too(driver: Driver) -> None:
-    assert [a.value for a in Action] == ["replace"]
+    assert [a.value for a in Action] == ["replace", "deep_check", "release"]
 
 
 def test_the_hourly_slot_waits_and_frees_the_lock(driver: Driver, approved: Incident) -> None:
     driver.setting("REPLACEMENTS_PER_HOUR", "1")
-    driver.world.controls.replaced["other"] = START
+    driver.world.controls.replaced["gpu"]["other"] = START
     assert driver.step("replace", approved)["outcome"] == "busy"
     assert not driver.world.controls.locks and calls(driver) == 0
 
@@ -107,7 +109,7 @@ def test_a19_an_unknown_outcome_that_never_shows_ends_with_a_human(
 ) -> None:
     driver.world.cluster.on_replace = OutcomeUnknownError("read timeout")
     driver.play(approved, "replace")
-    assert driver.world.incidents.get(approved.id).state is State.HANDED_TO_HUMAN
+    assert driver.world.incidents.get(approved.id).state is State.REPLACEMENT_DEGRADED
     assert calls(driver) == 1
     assert "look at the cluster" in " ".join(driver.world.mail.sent[-1][2].split())
     assert not driver.world.controls.locks
@@ -151,7 +153,7 @@ def test_a24_busy_codes_are_bounded_and_each_round_checks_everything_again(
     driver.play(approved, "replace")
     assert driver.world.incidents.get(approved.id).state is State.HANDED_TO_HUMAN
     assert calls(driver) == 5
-    assert len(driver.world.controls.replaced) == 1  # refusals do not eat up the budget
+    assert len(driver.world.controls.replaced["gpu"]) == 1  # refusals do not eat up the budget
 
 
 def test_a24_refused_then_accepted(driver: Driver, approved: Incident) -> None:
@@ -213,5 +215,8 @@ def test_a_replacement_that_never_ends_is_degraded_after_a_bounded_wait(
     driver: Driver, approved: Incident
 ) -> None:
     driver.play(approved, "replace")
-    assert driver.world.incidents.get(approved.id).state is State.HANDED_TO_HUMAN
+    assert driver.world.incidents.get(approved.id).state is State.REPLACEMENT_DEGRADED
+    assert (
+        driver.world.controls.breaker().open and "look at the group" in driver.world.controls.breaker().reason
+    )
     assert driver.path.count("verify") == 120

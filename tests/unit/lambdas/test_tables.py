@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import boto3
@@ -14,7 +15,7 @@ from lambdas.adapters.controls import ControlTable
 from lambdas.adapters.incidents import IncidentTable
 from lambdas.adapters.quarantine import QuarantineTable
 from lambdas.adapters.registrations import RegistrationTable
-from lambdas.domain.approval import Action, Answer, Approval, ApprovalState, Fact
+from lambdas.domain.approval import Action, Answer, Approval, ApprovalState, Fact, Link
 from lambdas.domain.errors import (
     ConflictError,
     HaltedError,
@@ -23,7 +24,7 @@ from lambdas.domain.errors import (
 from lambdas.domain.incident import Incident, State, Target, incident_id
 from lambdas.ports import Delivery, HistoryEntry, Registered
 from tests.events import builder
-from training_agent.contract import Check, Mode
+from training_agent.contract import Check, Mode, encode
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 INSTANCE = builder.INSTANCES[1]
@@ -137,16 +138,45 @@ def test_an_approval_is_decided_once_and_never_shows_its_token(tables: None) -> 
     store, approval = ApprovalTable("approvals"), an_approval()
     store.create(approval, "token-1")
     assert store.get("id") == approval and "token" not in repr(store.get("id"))
-    store.renew_token("id", "token-2")
+    store.create(replace(approval, reason="another"), "token-2")  # a retry: only the token is new
     assert store.task_token("id") == "token-2"
     assert store.decide("id", Answer.APPROVE, "seen", "holder", NOW)
     assert not store.decide("id", Answer.KEEP, "no", "holder", NOW)
     assert not store.end("id", ApprovalState.EXPIRED)
     store.mark_delivered("id")
-    store.mark_mailed("id")
+    store.mark_mailed("id", "b@example.com")
+    store.mark_mailed("id", "a@example.com")
     found = store.get("id")
     assert found is not None
-    assert (found.state, found.answer, found.mailed) == (ApprovalState.DELIVERED, Answer.APPROVE, True)
+    assert (found.state, found.answer) == (ApprovalState.DELIVERED, Answer.APPROVE)
+    assert found.mailed == ("a@example.com", "b@example.com")
+
+
+def test_a_link_leads_to_its_approval_and_is_none_itself(tables: None) -> None:
+    store = ApprovalTable("approvals")
+    store.create(an_approval(), "token")
+    store.add_link("a" * 64, Link("id", "a@example.com"))
+    assert store.link("a" * 64) == Link("id", "a@example.com")
+    assert store.link("b" * 64) is None and store.get("a" * 64) is None
+    assert store.link("id") is None  # an approval's id is no secret's hash
+
+
+def test_an_approval_of_the_version_before_is_read_and_its_link_still_leads_to_it(tables: None) -> None:
+    """It stood under the hash of its one secret and said "mailed" as a flag, also inside the document."""
+    old = json.loads(encode(replace(an_approval(), approval_id="c" * 64)))
+    for new_field in ("mailed", "job_uid"):
+        del old[new_field]
+    item = {
+        "approval_id": "c" * 64, "incident_id": "incident", "document": json.dumps({**old, "mailed": True}),
+        "state": "PENDING", "mailed": True, "expires_at": old["expires_at"], "task_token": "token",
+    }  # fmt: skip
+    boto3.resource("dynamodb").Table("approvals").put_item(Item=item)
+    store = ApprovalTable("approvals")
+    link = store.link("c" * 64)
+    assert link is not None
+    found = store.get(link.approval_id)
+    assert found is not None and found.mailed_to("anybody@example.com")
+    assert store.decide(link.approval_id, Answer.KEEP, "seen", link.approver, NOW)
 
 
 def test_an_expired_approval_cannot_be_decided(tables: None) -> None:
@@ -213,10 +243,36 @@ def test_a_lock_has_one_holder(tables: None) -> None:
 
 def test_replacements_are_remembered(tables: None) -> None:
     store = ControlTable("controls")
-    assert store.replacements() == {}
-    store.count_replacement("a", NOW)
-    store.count_replacement("b", NOW)
-    assert store.replacements() == {"a": NOW, "b": NOW}
+    assert store.replacements("gpu") == {}
+    store.count_replacement("gpu", "a", NOW)
+    store.count_replacement("gpu", "b", NOW)
+    store.count_replacement("cpu", "c", NOW)
+    assert store.replacements("gpu") == {"a": NOW, "b": NOW}
+
+
+def test_the_list_of_replacements_is_pruned_after_a_day(tables: None) -> None:
+    store = ControlTable("controls")
+    for hour in range(0, 60, 6):
+        store.count_replacement("gpu", f"i{hour}", NOW + timedelta(hours=hour))
+    assert list(store.replacements("gpu")) == ["i36", "i42", "i48", "i54"]
+
+
+def test_the_breaker_opens_once_and_only_a_human_closes_it(tables: None) -> None:
+    store = ControlTable("controls")
+    assert not store.breaker().open
+    assert not store.close_breaker("nothing to close", "arn", NOW)
+    store.open_breaker("over budget", "a", NOW)
+    store.open_breaker("again", "b", NOW)
+    assert store.breaker().open and store.breaker().reason == "over budget"
+    assert store.close_breaker("looked at it", "arn:aws:iam::1:user/a", NOW)
+    assert not store.breaker().open
+    store.open_breaker("once more", "c", NOW)
+    assert store.breaker().reason == "once more"
+
+
+def test_a_breaker_row_that_is_not_clearly_closed_is_open(tables: None) -> None:
+    put_control("breaker", "whatever")
+    assert ControlTable("controls").breaker().open
 
 
 def test_a_missing_table_is_refused_and_not_taken_for_empty(tables: None) -> None:

@@ -1,0 +1,138 @@
+"""HyperPod's deep health check of one node: started once, where it is safe, and looked at until it ends.
+
+Used by `confirm`. A check is not harmless: under NodeRecovery Automatic it may reboot or replace the node
+by itself, so a human approves it first, by name. No API tells a check's result: labels and status are polled,
+and Running means passed only after the check was seen in progress.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from training_agent.contract import Mode
+
+from ..domain.approval import Action, require_approved
+from ..domain.decision_table import Row
+from ..domain.errors import HaltedError, NeedsHumanError, RefusedError
+from ..domain.incident import CheckResult, DeepCheck, Incident, Target
+from ..domain.messages import check_command
+from ..domain.times import moment
+from ..ports import Approvals, Cluster
+from ..settings import ConfirmSettings
+from .effects import Hands, job_pods, ours, permit
+
+MAX_POLLS = 135  # four hours: DCGM level 4 takes up to two
+MAX_UNSEEN_POLLS = 15  # accepted and never seen in progress
+MAX_WAITS_FOR_START = 60  # for the job's pods to leave, or for another check in this cluster
+CHECK_LOCK = "deep_check"  # one check per cluster at a time
+CHECK_LABEL = "sagemaker.amazonaws.com/deep-health-check-status"  # InProgress | Passed | Failed
+EFFECT = "deep_check"
+MULTI_NODE = "MultiNodeTrainingValidation"
+
+
+class Checkers(Hands, Protocol):
+    @property
+    def settings(self) -> ConfirmSettings: ...
+    @property
+    def cluster(self) -> Cluster: ...
+    @property
+    def approvals(self) -> Approvals: ...
+
+
+def go_on(needs: Checkers, incident: Incident, row: Row) -> Incident:
+    """Start the check, or look at the running one."""
+    if incident.deep_check.result is CheckResult.RUNNING:
+        return _poll(needs, incident)
+    if not needs.settings.deep_check_enabled:
+        return _ended(incident, CheckResult.UNAVAILABLE, "switched off")
+    if len(incident.targets) != 1 or MULTI_NODE in row.checks:
+        command = check_command(incident, row.checks)
+        return _ended(incident, CheckResult.UNAVAILABLE, f"one over several nodes is a human's: {command}")
+    return _start(needs, incident, incident.targets[0], row.checks)
+
+
+def _start(needs: Checkers, incident: Incident, target: Target, checks: tuple[str, ...]) -> Incident:
+    automatic = needs.cluster.describe().node_recovery != "None"
+    if automatic:
+        unapproved = _unapproved(needs, incident)
+        if unapproved is not None:
+            return unapproved
+    node = needs.kubernetes.node(target.node)
+    if node is None:
+        return _ended(incident, CheckResult.NODE_GONE, f"{target.node} is gone")
+    if not ours(node, incident):
+        return _ended(incident, CheckResult.UNAVAILABLE, "the node is not cordoned by us")
+    if job_pods(needs, incident, target):
+        return _wait(incident, "the job's pods have not left the node")
+    if not needs.controls.lock(CHECK_LOCK, incident.id):
+        return _wait(incident, "another check runs in this cluster")
+    member = next((n for n in needs.cluster.nodes() if n.instance_id == target.instance_id), None)
+    if member is None or moment(member.launch_time) != moment(target.launch_time):
+        return _ended(incident, CheckResult.NODE_GONE, f"{target.instance_id} is gone or launched again")
+    if needs.incidents.effect(incident.id, EFFECT) is not None:
+        # A retry after a crash: the intent stands, so it may have been started. Look, never start again.
+        note = "started before; looked at again"
+        return _poll(needs, replace(incident, deep_check=DeepCheck(CheckResult.RUNNING, note=note)))
+    try:
+        permit(needs, Mode.REPLACE, "deep health check")
+        if not needs.incidents.intend(incident.id, EFFECT, needs.clock.now()):
+            return _poll(needs, replace(incident, deep_check=DeepCheck(CheckResult.RUNNING)))
+        needs.cluster.start_health_check(target.group, target.instance_id, checks)
+    except RefusedError as e:
+        needs.incidents.conclude(incident.id, EFFECT, f"refused: {e.code}", needs.clock.now())
+        return _ended(incident, CheckResult.UNAVAILABLE, str(e))
+    except HaltedError as e:
+        return _ended(incident, CheckResult.UNAVAILABLE, str(e))
+    needs.incidents.conclude(incident.id, EFFECT, "started", needs.clock.now())
+    running = DeepCheck(CheckResult.RUNNING, before_label=node.labels.get(CHECK_LABEL))
+    return _poll(needs, replace(incident, deep_check=running))
+
+
+def _unapproved(needs: Checkers, incident: Incident) -> Incident | None:
+    """Under Automatic: None when a human approved this check of this node, in time; otherwise what to do."""
+    approval = needs.approvals.get(incident.approval_id) if incident.approval_id else None
+    if approval is None or approval.action is not Action.DEEP_CHECK or not approval.decided:
+        note = "NodeRecovery is Automatic: the check itself may replace the node, so a human approves it"
+        return _ended(incident, CheckResult.NEEDS_APPROVAL, note)
+    try:
+        require_approved(approval, incident, incident.evidence_hash, needs.clock.now(), Action.DEEP_CHECK)
+    except NeedsHumanError as e:
+        return _ended(incident, CheckResult.UNAVAILABLE, str(e))
+    return None
+
+
+def _poll(needs: Checkers, incident: Incident) -> Incident:
+    target, check = incident.targets[0], incident.deep_check
+    member = next((n for n in needs.cluster.nodes() if n.instance_id == target.instance_id), None)
+    node = needs.kubernetes.node(target.node)
+    if member is None or node is None:
+        return _ended(incident, CheckResult.NODE_GONE, f"{target.instance_id} vanished during the check")
+    label = node.labels.get(CHECK_LABEL)
+    in_progress = label == "InProgress" or member.status == "DeepHealthCheckInProgress"
+    seen = check.seen_in_progress or in_progress or (label is not None and label != check.before_label)
+    if seen and not in_progress:
+        if label == "Failed":
+            return _ended(incident, CheckResult.FAILED, "label Failed")
+        if member.status == "Running":
+            return _ended(incident, CheckResult.PASSED, f"Running again, label {label}")
+        return _ended(incident, CheckResult.FAILED, f"the instance is {member.status} after the check")
+    polls = check.polls + 1
+    if not seen and needs.cluster.check_superseded(target.instance_id):
+        return _ended(incident, CheckResult.SUPERSEDED, "another check of the cluster took its place")
+    if not seen and polls >= MAX_UNSEEN_POLLS:
+        return _ended(incident, CheckResult.NEVER_STARTED, f"not seen in progress in {polls} looks")
+    if polls >= MAX_POLLS:
+        return _ended(incident, CheckResult.STUCK, f"still in progress after {polls} looks")
+    return replace(incident, deep_check=replace(check, polls=polls, seen_in_progress=seen, note=""))
+
+
+def _wait(incident: Incident, note: str) -> Incident:
+    if incident.tries.get("confirm", 0) >= MAX_WAITS_FOR_START:
+        return _ended(incident, CheckResult.UNAVAILABLE, note)
+    waiting = DeepCheck(CheckResult.NOT_RUN, note=note)
+    return replace(incident.tried("confirm"), deep_check=waiting)
+
+
+def _ended(incident: Incident, result: CheckResult, note: str) -> Incident:
+    return replace(incident, deep_check=replace(incident.deep_check, result=result, note=note))

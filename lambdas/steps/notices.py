@@ -1,0 +1,139 @@
+"""What people are told: an end that needs them, an answer that somebody gave, silence.
+
+Used by `request_approval`, the one function that may mail. In: the incident. Out: mails, each once; and the
+outcome of a question, read from its row and never from a callback.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Protocol
+
+from training_agent.contract import Alarm
+
+from ..domain import messages
+from ..domain.approval import Approval, ApprovalState, Fact
+from ..domain.decision_table import ROWS
+from ..domain.errors import PipelineError
+from ..domain.incident import Incident, State
+from ..ports import Approvals, Mail
+from .outcome import Recorder, StepResult, alarm_of, amend, evidence_of
+from .replace import REFUSED, effect_name
+
+TOLD = frozenset(
+    {
+        State.OBSERVED, State.REPLACED_BY_HYPERPOD, State.REPLACEMENT_DEGRADED, State.NO_APPROVER,
+        State.HUMAN_OVERRIDE, State.WORLD_CHANGED, State.BLOCKED_BY_BREAKER, State.HEALTHCHECK_STUCK,
+        State.HANDED_TO_HUMAN,
+    }
+)  # fmt: skip
+SILENCE = "nobody answered; everything stays cordoned or held, and nothing is replaced"
+
+
+class Speaker(Recorder, Protocol):
+    @property
+    def approvals(self) -> Approvals: ...
+    @property
+    def mail(self) -> Mail: ...
+
+
+def lines(needs: Recorder, incident: Incident, alarm: Alarm) -> tuple[Fact, ...]:
+    """The facts that mail and page share."""
+    row = ROWS[incident.decision_row or "X0"]
+    reason = incident.human_reason or incident.decision_reason
+    return messages.facts(incident, alarm, evidence_of(needs.incidents, incident, alarm), row, reason)
+
+
+def tell(needs: Speaker, incident_id: str, seen: Any) -> StepResult:
+    """Send the notice once. Never raises but for the store: this is where every other failure leads."""
+    before = needs.incidents.get(incident_id)
+    if before.state.terminal:
+        return StepResult("told", f"the incident has ended as {before.state.value}")
+    reason = before.human_reason or _reason(seen)
+    closing = before.closing if before.closing in TOLD else State.HANDED_TO_HUMAN
+    if before.synthetic:
+        closing = State.CLOSED
+    incident = amend(needs, incident_id, lambda i: replace(i, closing=closing, human_reason=reason))
+    try:
+        if not needs.incidents.intend(incident.id, "notice", needs.clock.now()):
+            return StepResult("told", "a human was told before")
+        effect = needs.incidents.effect(incident.id, effect_name(incident.tries.get("refused", 0)))
+        subject, body = messages.notice_mail(
+            incident,
+            lines(needs, incident, alarm_of(needs.incidents, incident)),
+            reason,
+            observed=closing is State.OBSERVED,
+            issued=effect is not None and not effect.result.startswith(REFUSED),
+        )
+        story = _send_to_all(needs, subject, body)
+        needs.incidents.conclude(incident.id, "notice", story, needs.clock.now())
+    except PipelineError as e:
+        story = f"the notice could not be sent: {e}"
+        needs.incidents.audit(incident.id, "notice", story, needs.clock.now())
+    return StepResult("told", f"{reason}; {story}")
+
+
+def answered(needs: Speaker, incident_id: str) -> StepResult:
+    """The callback came. The row decides, so a stolen task token alone does nothing."""
+    incident = needs.incidents.get(incident_id)
+    approval = needs.approvals.get(incident.approval_id) if incident.approval_id else None
+    if approval is None or not approval.decided:
+        return StepResult(
+            "human", "the wait was ended without a recorded answer: nothing is done on its word"
+        )
+    return _decided(needs, incident, approval, "a human answered")
+
+
+def timed_out(needs: Speaker, incident_id: str) -> StepResult:
+    """The wait ended. The row decides: an answer that was recorded and not delivered still counts."""
+    incident = needs.incidents.get(incident_id)
+    approval_id = incident.approval_id
+    if approval_id and needs.approvals.get(approval_id) is not None:
+        if needs.approvals.end(approval_id, ApprovalState.EXPIRED):
+            return _escalate(needs, incident)
+        approval = needs.approvals.get(approval_id)
+        if approval is not None and approval.decided:
+            return _decided(needs, incident, approval, "answered just in time")
+    return StepResult("expired", SILENCE)
+
+
+def _decided(needs: Speaker, incident: Incident, approval: Approval, how: str) -> StepResult:
+    needs.approvals.mark_delivered(approval.approval_id)
+    story = f"{how}: {approval.answer.value if approval.answer else ''} ({approval.action.value})"
+    echo = f"echo:{approval.approval_id}"
+    try:
+        if needs.incidents.intend(incident.id, echo, needs.clock.now()):
+            told = _send_to_all(needs, *messages.decision_mail(incident, approval))
+            needs.incidents.conclude(incident.id, echo, told, needs.clock.now())
+            story = f"{story}; {told}"
+    except PipelineError as e:  # the decision counts, whoever hears of it
+        needs.incidents.audit(incident.id, "echo", f"could not be sent: {e}", needs.clock.now())
+    needs.incidents.audit(incident.id, "decision", f"{story} by {approval.decided_by}", needs.clock.now())
+    return StepResult(approval.outcome, story)
+
+
+def _escalate(needs: Speaker, incident: Incident) -> StepResult:
+    try:
+        facts = lines(needs, incident, alarm_of(needs.incidents, incident))
+        told = _send_to_all(needs, *messages.expired_mail(incident, facts))
+    except PipelineError as e:
+        told = f"the escalation could not be sent: {e}"
+    needs.incidents.audit(incident.id, "approval expired", told, needs.clock.now())
+    return StepResult("expired", f"{SILENCE}; {told}")
+
+
+def _reason(seen: Any) -> str:
+    """One sentence from what the state machine saw last: a story, or a failed task's error and cause."""
+    if isinstance(seen, dict):
+        if isinstance(seen.get("Error"), str):
+            return messages.one_line(f"a step failed: {seen['Error']}: {seen.get('Cause', '')}")
+        if isinstance(seen.get("story"), str):
+            return messages.one_line(seen["story"])
+    return "a step could not go on"
+
+
+def _send_to_all(needs: Speaker, subject: str, body: str) -> str:
+    approvers = needs.mail.approvers()
+    for approver in approvers:
+        needs.mail.send(approver, subject, body)
+    return f"{len(approvers)} approver(s) were told" if approvers else "NO_APPROVER: nobody could be told"
