@@ -65,7 +65,7 @@ NEXT: dict[State, frozenset[State]] = {
     State.OPENING: frozenset({State.LOCATED, State.JOINED, State.CLOSING}),
     State.LOCATED: frozenset({State.CONTAINED, State.CLOSING}),
     State.CONTAINED: frozenset({State.DECIDED, State.CLOSING}),
-    State.DECIDED: frozenset({State.CONFIRMING, State.AWAITING_APPROVAL, State.CLOSING}),
+    State.DECIDED: frozenset({State.CONFIRMING, State.AWAITING_APPROVAL, State.CLOSING, _AGAIN}),
     State.CONFIRMING: frozenset({State.DECIDED, State.CLOSING}),
     State.AWAITING_APPROVAL: frozenset({State.CONFIRMING, State.REPLACING, State.CLOSING, _AGAIN}),
     State.REPLACING: frozenset({State.VERIFYING, State.CLOSING, _AGAIN}),
