@@ -1,0 +1,141 @@
+"""The short form of the scenario table, and that its judge can say no."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from tests.matrix import judge, oracle, rows
+from tests.matrix.run import run
+
+TABLE = rows.load()
+
+
+@pytest.fixture(scope="module")
+def short() -> dict[str, Any]:
+    """One launch of six ranks."""
+    return run(["6x3"], "short", timeout=240)
+
+
+def test_every_row_is_met_and_is_missed_when_its_check_is_off(short: dict[str, Any]) -> None:
+    wrong = {
+        f"{r['name']} {r['config']} {r['switched_off']}": r["problems"] for r in short["rows"] if not r["ok"]
+    }
+    assert not wrong
+    assert {r["name"] for r in short["rows"]} == {r["name"] for r in TABLE["rows"] if r.get("short")}
+    assert any(r["switched_off"] for r in short["rows"])
+
+
+def test_document_holds_the_raw_alarm_of_every_rank_and_the_hashes(short: dict[str, Any]) -> None:
+    row = next(r for r in short["rows"] if r["name"] == "x1000 from 23" and not r["switched_off"])
+    assert [a["step"] for a in row["found"]["alarms"]] == [30] * 6
+    assert [len(h) for h in row["before"]] == [3] * 6
+    assert row["before"] == row["after"]
+
+
+def test_every_row_says_what_proves_it() -> None:
+    names = {r["name"] for r in TABLE["rows"]}
+    for row in TABLE["rows"]:
+        assert row["off"] or row["because"], row["name"]
+        assert row.get("instead", row["name"]) in names
+        assert row["schedule"] in TABLE["schedules"]
+
+
+def _case(name: str, partner: str = "fixed") -> rows.Case:
+    row = next(r for r in TABLE["rows"] if r["name"] == name)
+    return rows.Case(row, rows.Config("6x3", "bf16", "immediate", partner), blinded=False)
+
+
+def _found() -> list[dict[str, Any]]:
+    """A run that meets "x1000 from 23"."""
+    finding = {
+        "rank": 3,
+        "kind": "culprit",
+        "verdict": "persistent",
+        "second_confirmation": None,
+        "reproduced": None,
+    }
+    alarm = {
+        "check": "replay",
+        "step": 30,
+        "suspect_window": [21, 30],
+        "findings": [finding],
+        "nonfinite_ranks": [],
+        "reduced_nonfinite": False,
+        "loss_audited": True,
+        "pairs": [{"replayer": 1, "target": 3}, {"replayer": 3, "target": 5}],
+    }
+    state = ["w", "m", "r"]
+    rank = {
+        "alarm": json.dumps(alarm),
+        "error": "",
+        "applied": 29,
+        "saved": [],
+        "passes": {},
+        "before": state,
+        "after": state,
+        "strikes": 4,
+        "manifest": {},
+    }
+    return [copy.deepcopy(rank) for _ in range(6)]
+
+
+def _spoil(field: str, value: Any, ranks: tuple[int, ...] = tuple(range(6))) -> list[dict[str, Any]]:
+    found = _found()
+    for rank in ranks:
+        if field in found[rank]:
+            found[rank][field] = value
+        else:
+            alarm = json.loads(found[rank]["alarm"])
+            target = alarm if field in alarm else alarm["findings"][0]
+            assert field in target
+            target[field] = value
+            found[rank]["alarm"] = json.dumps(alarm)
+    return found
+
+
+def test_judge_accepts_the_run_that_meets_its_row() -> None:
+    assert judge.problems(_case("x1000 from 23"), TABLE, _found()) == []
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        _spoil("alarm", None),
+        _spoil("alarm", None, (2,)),
+        _spoil("rank", 4),
+        _spoil("rank", None),
+        _spoil("kind", "pair"),
+        _spoil("verdict", "transient"),
+        _spoil("step", 31),
+        _spoil("suspect_window", [21, 29]),
+        _spoil("pairs", [{"replayer": 1, "target": 3}]),
+        _spoil("applied", 30),
+        _spoil("saved", [30]),
+        _spoil("after", ["x", "m", "r"], (5,)),
+        _spoil("error", "PeerLostError", (1,)),
+        _spoil("strikes", 0),
+    ],
+    ids=lambda _: "",
+)
+def test_judge_refuses_every_departure(found: list[dict[str, Any]]) -> None:
+    assert judge.problems(_case("x1000 from 23"), TABLE, found)
+
+
+def test_a_row_that_is_met_without_its_check_fails() -> None:
+    case = _case("x1000 from 23")
+    blind = rows.Case(case.row, case.config, blinded=True)
+    assert judge.verdict(blind, TABLE, _found()) == ["met although replay is switched off"]
+    assert judge.verdict(blind, TABLE, _spoil("alarm", None)) == []
+    assert judge.verdict(blind, TABLE, _spoil("strikes", 0)) == ["the fault never struck"]
+
+
+def test_oracle_knows_the_published_pairs_and_rotates() -> None:
+    published = {"ranks": 32, "nodes": 4, "victim": 13, "second": 22}
+    assert oracle.pairs("both", published, oracle.offset(published, 5, "fixed")) == {(5, 13), (13, 21)}
+    six = TABLE["layouts"]["6x3"]
+    assert [oracle.offset(six, audit, "rotate") for audit in range(4)] == [2, 3, 4, 2]
+    assert judge.shift_of(_case("x1000 from 23", "rotate"), TABLE) == 3
