@@ -76,7 +76,7 @@ class HyperPod:
             "DeepHealthChecks": list(checks),
         }
         with translated(f"StartClusterHealthCheck of {instance_id}"):
-            client("sagemaker").start_cluster_health_check(
+            single_attempt_client().start_cluster_health_check(
                 ClusterName=self._name, DeepHealthCheckConfigurations=[configuration]
             )
 

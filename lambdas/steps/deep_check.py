@@ -26,6 +26,7 @@ MAX_POLLS = 135  # four hours: DCGM level 4 takes up to two
 MAX_UNSEEN_POLLS = 15  # accepted and never seen in progress
 MAX_WAITS_FOR_START = 60  # for the job's pods to leave, or for another check in this cluster
 CHECK_LOCK = "deep_check"  # one check per cluster at a time
+IN_PROGRESS = "DeepHealthCheckInProgress"
 CHECK_LABEL = "sagemaker.amazonaws.com/deep-health-check-status"  # InProgress | Passed | Failed
 EFFECT = "deep_check"
 MULTI_NODE = "MultiNodeTrainingValidation"
@@ -65,7 +66,7 @@ def _start(needs: Checkers, incident: Incident, target: Target, checks: tuple[st
         return _ended(incident, CheckResult.UNAVAILABLE, "the node is not cordoned by us")
     if job_pods(needs, incident, target):
         return _wait(incident, "the job's pods have not left the node")
-    if not needs.controls.lock(CHECK_LOCK, incident.id):
+    if _another_runs(needs, incident, target):
         return _wait(incident, "another check runs in this cluster")
     member = next((n for n in needs.cluster.nodes() if n.instance_id == target.instance_id), None)
     if member is None or moment(member.launch_time) != moment(target.launch_time):
@@ -89,6 +90,12 @@ def _start(needs: Checkers, incident: Incident, target: Target, checks: tuple[st
     return _poll(needs, replace(incident, deep_check=running))
 
 
+def _another_runs(needs: Checkers, incident: Incident, target: Target) -> bool:
+    """One per cluster: by the lock, and by the cluster itself, whose check may outlive its incident."""
+    others = (n.status for n in needs.cluster.nodes() if n.instance_id != target.instance_id)
+    return IN_PROGRESS in others or not needs.controls.lock(CHECK_LOCK, incident.id)
+
+
 def _unapproved(needs: Checkers, incident: Incident) -> Incident | None:
     """Under Automatic: None when a human approved this check of this node, in time; otherwise what to do."""
     approval = needs.approvals.get(incident.approval_id) if incident.approval_id else None
@@ -109,7 +116,7 @@ def _poll(needs: Checkers, incident: Incident) -> Incident:
     if member is None or node is None:
         return _ended(incident, CheckResult.NODE_GONE, f"{target.instance_id} vanished during the check")
     label = node.labels.get(CHECK_LABEL)
-    in_progress = label == "InProgress" or member.status == "DeepHealthCheckInProgress"
+    in_progress = label == "InProgress" or member.status == IN_PROGRESS
     seen = check.seen_in_progress or in_progress or (label is not None and label != check.before_label)
     if seen and not in_progress:
         if label == "Failed":

@@ -117,8 +117,8 @@ def evict_job(needs: Hands, incident: Incident, target: Target) -> tuple[int, tu
             others.append(f"{pod.namespace}/{pod.name}")
             continue
         permit(needs, Mode.CONTAIN, f"eviction of {pod.namespace}/{pod.name}")
-        needs.kubernetes.evict(pod)
         needs.incidents.audit(incident.id, "evict", f"{pod.namespace}/{pod.name}", needs.clock.now())
+        needs.kubernetes.evict(pod)
         evicted += 1
     return evicted, tuple(others)
 

@@ -14,8 +14,8 @@ from training_agent.contract import Alarm
 from ..domain import messages
 from ..domain.approval import Approval, ApprovalState, Fact
 from ..domain.decision_table import ROWS
-from ..domain.errors import PipelineError
-from ..domain.incident import Incident, State
+from ..domain.errors import PermanentError, PipelineError
+from ..domain.incident import EffectState, Incident, State
 from ..ports import Approvals, Mail
 from .outcome import Recorder, StepResult, alarm_of, amend, evidence_of
 from .replace import REFUSED, effect_name
@@ -56,7 +56,9 @@ def tell(needs: Speaker, incident_id: str, seen: Any) -> StepResult:
     incident = amend(needs, incident_id, lambda i: replace(i, closing=closing, human_reason=reason))
     try:
         if not needs.incidents.intend(incident.id, "notice", needs.clock.now()):
-            return StepResult("told", "a human was told before")
+            told = needs.incidents.effect(incident.id, "notice")
+            if told is not None and told.state is EffectState.RESULT:
+                return StepResult("told", "a human was told before")
         effect = needs.incidents.effect(incident.id, effect_name(incident.tries.get("refused", 0)))
         subject, body = messages.notice_mail(
             incident,
@@ -67,9 +69,10 @@ def tell(needs: Speaker, incident_id: str, seen: Any) -> StepResult:
         )
         story = _send_to_all(needs, subject, body)
         needs.incidents.conclude(incident.id, "notice", story, needs.clock.now())
-    except PipelineError as e:
+    except PermanentError as e:  # what can be tried again is, by the state machine; then an alarm tells
         story = f"the notice could not be sent: {e}"
         needs.incidents.audit(incident.id, "notice", story, needs.clock.now())
+        raise
     return StepResult("told", f"{reason}; {story}")
 
 
