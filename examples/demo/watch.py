@@ -76,7 +76,8 @@ class Watch:
             deep_check=self.settings.deep_check,
             work_dir=self.settings.out / "cloud",
             cluster=CLUSTER,
-            wait_scale=WAIT_SCALE,
+            # a check that sticks is given up after hours of polling: seconds here
+            wait_scale=None if self.settings.deep_check == "stuck" else WAIT_SCALE,
         )
 
     def job(self, cloud: LocalCloud, progress: Progress) -> None:
