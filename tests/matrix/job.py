@@ -23,7 +23,6 @@ from tests.matrix.rows import Case
 from training_agent import AgentError, AgentSettings, Schedule, SdcAlarm, attach, faults
 from training_agent.contract import Job, encode
 from training_agent.faults import FaultSpec, Injection, Persistence, Phase, Where
-from training_agent.guard import Guard
 from training_agent.schedule import ScheduleWarning
 
 MODEL = ModelConfig(vocabulary=48, width=16, layers=2, heads=2, feed_forward=32, context=8)
@@ -78,12 +77,14 @@ class MatrixJob:
         self.rank, self.layout = rank, layout
         self._ddps: dict[bool, DistributedDataParallel] = {}
         self._snapshots: dict[str, dict[int, Snapshot]] = {}
+        self._poison: dict[str, Any] | None = None
 
     def run(self, case: Case, schedule: dict[str, Any], shift: int) -> Result:
         """Restore the snapshot, inject, train to the end or to the alarm."""
         dtype = case.config.dtype
         if dtype not in self._snapshots:
             self._snapshots[dtype] = self._healthy(dtype)
+        self._poison = case.row.get("data_nan")
         with blinded(case.row["off"] if case.blinded else ()):
             return self._guarded(case, schedule, shift, self._snapshots[dtype][case.start])
 
@@ -105,7 +106,7 @@ class MatrixJob:
         kept = {}
         for step in range(1, max(SNAPSHOTS) + 1):
             optimizer.zero_grad()
-            guard.compute_loss(ddp, *self._batch(step)).backward()
+            guard.compute_loss(ddp, *self.batch(step, self.rank)).backward()
             nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
             optimizer.step()
             if step in SNAPSHOTS:
@@ -123,7 +124,8 @@ class MatrixJob:
         loss_of: Callable[..., Tensor] | None,
         schedule: Schedule,
         more: dict[str, Any],
-    ) -> Guard:
+    ) -> Any:
+        """The guard; the published design puts its own here."""
         per_node = self.layout["ranks"] // self.layout["nodes"]
         node = self.rank // per_node
         settings = AgentSettings(
@@ -134,10 +136,12 @@ class MatrixJob:
         )
         return attach(ddp, optimizer, compute_loss=loss_of, schedule=schedule, settings=settings, **more)
 
-    def _batch(self, step: int, *, nan: bool = False) -> tuple[Tensor, Tensor]:
-        tokens = micro_batch(MODEL, 1, step, self.rank)
+    def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
+        """Tokens and gains of one rank at one step, with the row's NaN in them."""
+        tokens = micro_batch(MODEL, 1, step, rank)
         gain = torch.ones(tokens.shape[0], tokens.shape[1] - 1, 1)
-        if nan:
+        poison = self._poison
+        if poison and (self.layout[poison["role"]], poison["step"]) == (rank, step):
             gain[0, 2] = float("nan")
         return tokens, gain
 
@@ -148,7 +152,7 @@ class MatrixJob:
         torch.set_rng_state(at.rng)
         optimizer = _optimizer(ddp)
         optimizer.load_state_dict(_copied(at.optimizer))
-        guard: Guard | None = None
+        guard: Any = None
         step = [case.start]
         injections = [
             self._inject(
@@ -180,7 +184,7 @@ class MatrixJob:
             guard.after_load(at.sdc)
             for step[0] in range(case.start + 1, row["steps"] + 1):
                 call = guard.compute_loss if given else loss_of
-                self._step(case, guard, guarded_by, ddp, optimizer, call, step[0], out)
+                self._step(guard, guarded_by, ddp, optimizer, call, step[0], out)
         except SdcAlarm as e:
             out.alarm = encode(e.alarm)
         except AgentError as e:
@@ -197,8 +201,7 @@ class MatrixJob:
 
     def _step(
         self,
-        case: Case,
-        guard: Guard,
+        guard: Any,
         schedule: Schedule,
         ddp: DistributedDataParallel,
         optimizer: torch.optim.Optimizer,
@@ -206,10 +209,8 @@ class MatrixJob:
         step: int,
         out: Result,
     ) -> None:
-        poison = case.row.get("data_nan")
-        nan = poison is not None and (self.layout[poison["role"]], poison["step"]) == (self.rank, step)
         optimizer.zero_grad()
-        loss_of(ddp, *self._batch(step, nan=nan)).backward()
+        loss_of(ddp, *self.batch(step, self.rank)).backward()
         nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
         out.before = _state(ddp, optimizer)
         optimizer.step()

@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.distributed.conftest import launch
 from tests.matrix import judge, rows
+from tests.matrix.launch import launch
 
 
 def run(layouts: list[str], form: str, timeout: float) -> dict[str, Any]:
@@ -20,7 +20,14 @@ def run(layouts: list[str], form: str, timeout: float) -> dict[str, Any]:
     document: dict[str, Any] = {"rows": [], "not_run": [], "seconds": {}}
     for layout in layouts:
         with tempfile.TemporaryDirectory() as folder:
-            _launch(Path(folder), layout, table["layouts"][layout]["ranks"], form, timeout)
+            launch(
+                "tests.matrix.worker",
+                table["layouts"][layout]["ranks"],
+                Path(folder),
+                layout,
+                form,
+                timeout=timeout,
+            )
             by_rank = [
                 json.loads((Path(folder) / f"{layout}-{rank}.json").read_text())
                 for rank in range(table["layouts"][layout]["ranks"])
@@ -34,13 +41,6 @@ def run(layouts: list[str], form: str, timeout: float) -> dict[str, Any]:
             document["rows"].append(_row(case, table, [r["results"][case.key] for r in by_rank]))
     document["ok"] = all(row["ok"] for row in document["rows"])
     return document
-
-
-def _launch(folder: Path, layout: str, ranks: int, form: str, timeout: float) -> None:
-    ended = launch("tests.matrix.worker", ranks, str(folder), layout, form, timeout=timeout)
-    if any(code for code, _ in ended):
-        code, text = next((c, t) for c, t in ended if c)
-        raise RuntimeError(f"layout {layout}: a rank ended with {code}\n{text[-4000:]}")
 
 
 def _row(case: rows.Case, table: dict[str, Any], found: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,59 @@
+"""Starts one gloo group: one process and one log file per rank (a full pipe would block its rank)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def launch(module: str, ranks: int, folder: Path, *args: str, timeout: float) -> None:
+    """Run `python -m module folder *args` on every rank and wait.
+
+    Raises:
+        RuntimeError: a rank failed or the time is over; with the end of the log of the first that failed.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes, logs = [], [folder / f"{rank}.log" for rank in range(ranks)]
+    for rank, log in enumerate(logs):
+        own = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+        }
+        with log.open("w") as out:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", module, str(folder), *args],
+                    env={**os.environ, **own},
+                    cwd=ROOT,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    deadline, failed = time.monotonic() + timeout, None
+    try:
+        while any(p.poll() is None for p in processes) and time.monotonic() < deadline:
+            failed = next((r for r, p in enumerate(processes) if p.poll()), None)
+            if failed is not None:
+                break
+            time.sleep(0.1)
+        failed = next((r for r, p in enumerate(processes) if p.poll() != 0), None)
+    finally:
+        for p in processes:
+            p.kill()
+            p.wait()
+    if failed is not None:
+        code = processes[failed].returncode
+        text = logs[failed].read_text(errors="replace")[-4000:]
+        raise RuntimeError(f"{module}: rank {failed} of {ranks} ended with {code}\n{text}")
