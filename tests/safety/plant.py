@@ -1,17 +1,17 @@
 """A whole plant in memory: jobs, nodes, HyperPod's own moves, people, queues, the state machine and a clock.
 
-In: the synthesized definition. Out: `alarm`, `human`, `advance` and the like for proofs to play with; the real
-handlers run behind `wires`, `watch` judges each of their effects. Nothing here waits for real time.
+In: the synthesized definition. Out: `alarm`, `human`, `advance` and the like for proofs to play with. The
+real handlers run behind `wires`, `watch` judges each of their effects. Nothing here waits for real time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
-import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,83 +19,24 @@ import pytest
 
 from infra.logical_ids import camel
 from lambdas import handlers, observability, wiring
-from lambdas.domain.approval import Answer, hash_of
-from lambdas.domain.errors import CallbackGoneError
+from lambdas.domain.approval import Answer, Approval, hash_of
 from lambdas.domain.incident import Incident
 from lambdas.domain.times import stamp
-from lambdas.ports import ClusterNode, KubeNode, ReplaceAnswer
+from lambdas.ports import ClusterNode, KubeNode
 from lambdas.settings import HANDLERS, VARIABLES
 from tests.events import builder
 from tests.unit.lambdas.conftest import VALUES
 from tests.unit.lambdas.drive import CONTEXT, Driver
-from tests.unit.lambdas.fakes import FakeCallback, FakeCluster
-from training_agent.contract import Alarm, Finding, Job, Place, ResumePoint
+from training_agent.contract import Alarm, Finding, Job, ResumePoint
 
 from .asl import Definition
+from .fleet import JobRun, PlantCallback, PlantCluster
 from .machine import Execution, Killed, Machine
 from .watch import Watch
 from .wires import Wired, Wires
 
 MAX_RECEIVES = 5  # of a message, before the dead-letter queue
-REPLACEMENT_TAKES = timedelta(minutes=25)
-CHECK_TAKES = timedelta(minutes=90)
 NOT_WIRED = ("settings", "clock")
-
-
-@dataclass
-class JobRun:
-    """One training job and where its ranks sit now."""
-
-    job: Job
-    instances: list[str]
-
-    @property
-    def seats(self) -> tuple[Place, ...]:
-        seats = builder.places(tuple(self.instances))
-        return tuple(replace(s, pod_name=f"{self.job.uid}-{s.pod_name}") for s in seats)
-
-    def pods(self) -> dict[str, str]:
-        """Pod name -> instance."""
-        return {s.pod_name: s.instance_id for s in self.seats}
-
-
-class PlantCluster(FakeCluster):
-    """HyperPod with a clock: what it accepts ends later."""
-
-    def __init__(self, plant: Plant) -> None:
-        super().__init__()
-        self._plant = plant
-        self.check_ends = "pass"  # or fail, stuck, never
-
-    def start_health_check(self, group: str, instance_id: str, *more: Any, **others: Any) -> None:
-        self.calls.append(("check", instance_id))
-        if self.check_ends == "never":
-            return
-        self.set_status(instance_id, "DeepHealthCheckInProgress")
-        if self.check_ends != "stuck":
-            failed = self.check_ends == "fail"
-            self._plant.later(CHECK_TAKES, lambda: self._plant.end_check(instance_id, failed=failed))
-
-    def replace(self, instance_id: str) -> ReplaceAnswer:
-        answer = super().replace(instance_id)
-        if answer.accepted:
-            self._plant.later(REPLACEMENT_TAKES, lambda: self._plant.swap(instance_id))
-        return answer
-
-
-class PlantCallback(FakeCallback):
-    """Step Functions' side of the task tokens."""
-
-    def __init__(self, plant: Plant) -> None:
-        super().__init__()
-        self._plant = plant
-
-    def succeed(self, task_token: str, output: dict[str, object]) -> None:
-        if self.error is not None:
-            raise self.error
-        if not self._plant.machine.answer(task_token, json.loads(json.dumps(output))):
-            raise CallbackGoneError("TaskTimedOut")
-        self.answers.append((task_token, output))
 
 
 class Plant(Driver):
@@ -248,8 +189,8 @@ class Plant(Driver):
         link = self.link(incident_id)
         if link is None:
             return 0
-        row = self.world.approvals.rows.get(hash_of(link.rsplit("/", 1)[-1]))
-        typed = {"typed": row.instance_id[-6:] if row else "", "reason": "seen the evidence"}
+        row = self.row(link)
+        typed = {"typed": row.typed_value if row else "", "reason": "seen the evidence"}
         if row is not None and row.state.value == "PENDING":
             self.watch.consent[row.approval_id] = Answer(decision)
         self.wires.enter("approval_decide", incident_id)
@@ -259,12 +200,18 @@ class Plant(Driver):
             return 502
         return int(answer["statusCode"])
 
+    def row(self, link: str) -> Approval | None:
+        """The approval that a link leads to."""
+        found = self.world.approvals.links.get(hash_of(link.rsplit("/", 1)[-1]))
+        return self.world.approvals.rows.get(found.approval_id) if found else None
+
     def scan(self, incident_id: str) -> None:
         """A mail scanner opens everything."""
         link = self.link(incident_id)
         for method in ("GET", "HEAD", "OPTIONS") if link else ():
             self.wires.enter("approval_show", incident_id)
-            self.browse(link or "", method)
+            with contextlib.suppress(Killed):
+                self.browse(link or "", method)
 
     def cordon_by_hand(self, instance_id: str, *, on: bool) -> None:
         name = f"hyperpod-{instance_id}"

@@ -54,7 +54,7 @@ DEFECTS: dict[str, tuple[Callable[[Definition], object], str]] = {
     ),
     "no default": (_states(lambda s: s["after decide"].pop("Default")), "not on the way to a human"),
     "default that acts": (
-        _states(lambda s: s["after request_approval"].update(Default="replace")),
+        _states(lambda s: s["after approval_answered"].update(Default="replace")),
         "not on the way to a human",
     ),
     "unguarded comparison": (
@@ -62,7 +62,7 @@ DEFECTS: dict[str, tuple[Callable[[Definition], object], str]] = {
         "not seen to be there",
     ),
     "a path that the callback's holder could leave out": (
-        _states(lambda s: s["after request_approval"]["Choices"][0].update(Next="wait before replace")),
+        _states(lambda s: s["request_approval"].update(Next="wait before replace")),
         "$.wait_seconds",
     ),
     "a path that a caught error does not have": (

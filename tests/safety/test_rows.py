@@ -1,4 +1,4 @@
-"""Every decision row, with every answer that a person may give, walked by the synthesized machine to its end."""
+"""Every decision row with every answer that a person may give, walked by the synthesized machine."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class Case:
     asks: bool
     otherwise: str = "HANDED_TO_HUMAN"  # the end when nobody is asked
     check: str = "pass"  # how a deep health check ends
+    held: bool = False  # nobody is named: the job is held, and a person is asked to let it resume
     contained: bool = True  # some node is cordoned at the end when nobody releases it
 
 
@@ -49,7 +50,8 @@ CASES = {
     "V1": Case("V1", pair(3, Verdict.PERSISTENT), asks=True),
     "V2 passes": Case("V2", pair(3, Verdict.TRANSIENT), asks=False, otherwise="RELEASED", contained=False),
     "V2 fails": Case("V2", pair(3, Verdict.TRANSIENT), asks=True, check="fail"),
-    "V2 stuck": Case("V2", pair(3, Verdict.TRANSIENT), asks=False, check="stuck"),
+    "V2 stuck": Case("V2", pair(3, Verdict.TRANSIENT), asks=False, check="stuck",
+                    otherwise="HEALTHCHECK_STUCK"),
     "V2 never started": Case("V2", pair(3, Verdict.TRANSIENT), asks=False, check="never"),
     "V3 repeats": Case("V1", pair(3, Verdict.REPLAYER, SecondConfirmation.REPEATS), asks=True),
     "V3 agrees": Case(
@@ -63,9 +65,10 @@ CASES = {
         lambda p: Finding(FindingKind.NONFINITE, rank=3, place=p.jobs[0].seats[3], reproduced=False),
         asks=False,
     ),
-    "R1": Case("R1", lambda p: Finding(FindingKind.REDUCED), asks=False, contained=False),
-    "X0": Case("X0", lambda p: Finding(FindingKind.CULPRIT), asks=False, contained=False),
+    "R1": Case("R1", lambda p: Finding(FindingKind.REDUCED), asks=True, held=True),
+    "X0": Case("X0", lambda p: Finding(FindingKind.CULPRIT), asks=True, held=True),
 }  # fmt: skip
+HELD = {"approve": "RELEASED", "keep": "REJECTED_KEPT", "release": "EXPIRED", "expire": "EXPIRED"}
 ANSWERS = {
     "approve": "REPLACED",
     "keep": "REJECTED_KEPT",
@@ -95,18 +98,23 @@ def test_each_row_and_answer_ends_where_the_table_says(plant: Plant, name: str, 
     plant.advance(timedelta(hours=12), lambda: incident.id in plant.waiting())
     assert (incident.id in plant.waiting()) is case.asks
     if case.asks and answer != "expire":
-        assert plant.human(incident.id, answer) == 200
+        refused = case.held and answer == "release"  # no node is there to be released
+        assert plant.human(incident.id, answer) == (400 if refused else 200)
     plant.later(timedelta(hours=1), plant.job_returns)
     plant.advance(DAYS)
     end = plant.incident(incident.id)
-    assert end.state.value == (ANSWERS[answer] if case.asks else case.otherwise), plant.execution(incident.id)
+    expected = (HELD if case.held else ANSWERS)[answer] if case.asks else case.otherwise
+    assert end.state.value == expected, plant.execution(incident.id)
     assert end.decided_rows[-1] == case.row
     assert plant.execution(incident.id).status == "SUCCEEDED"
     assert plant.violations() == []
-    replaced = case.asks and answer == "approve"
+    replaced = expected == "REPLACED"
     assert [i.instance_id for i in plant.watch.issued] == ([suspect] if replaced else [])
     assert plant.watch.calls["cluster.replace"] == (1 if replaced else 0)
     cordoned = [n.name for n in plant.world.kubernetes.nodes.values() if n.unschedulable]
-    released = case.asks and answer in ("approve", "release")
-    assert bool(cordoned) is (case.contained and not released), cordoned
+    kept = case.contained and not case.held and expected not in ("REPLACED", "REJECTED_RELEASED", "RELEASED")
+    assert bool(cordoned) is kept, cordoned
+    if case.held:
+        state = plant.world.quarantine.state(f"job#{plant.jobs[0].job.uid}")
+        assert state == ("released" if expected == "RELEASED" else "held")
     assert not plant.world.incidents.gates and not plant.world.controls.locks

@@ -165,7 +165,7 @@ class Watch:
         by = self.cordoner.get(node, "")
         if not unschedulable and by != incident_id:
             self.say("I7", f"{incident_id} uncordons {node}, cordoned by {by or 'nobody'}")
-        if unschedulable and by:
+        if unschedulable and by not in ("", incident_id):
             self.say("I7", f"{incident_id} takes over the cordon of {node}, which is {by}'s")
 
     def _evict(self, incident_id: str, pod: Any) -> None:

@@ -43,7 +43,12 @@ class Fault(str, Enum):
 
 
 LASTING = frozenset({Fault.SERVER_ERROR, Fault.DENIED})  # from that call on; the others strike once
-ONE_ATTEMPT = frozenset({"cluster.replace"})  # the client of this call never sends twice
+UNKNOWABLE = "cluster.replace"  # its adapter says so when no answer came
+ONE_ATTEMPT = (
+    "cluster.replace",
+    "cluster.start_health_check",
+    "kubernetes.",
+)  # their clients never send twice
 
 
 @dataclass
@@ -62,7 +67,7 @@ def strike(plan: Plan, run: Callable[[], Any]) -> Any:
     """Carry out the fault as the adapters would report it."""
     plan.struck += 1
     where = f"{plan.fault.value} at {plan.site}"
-    once = plan.site.call in ONE_ATTEMPT
+    once = plan.site.call.startswith(ONE_ATTEMPT)
     if plan.fault is Fault.THROTTLED:
         raise ThrottledError(where)
     if plan.fault is Fault.DENIED:
@@ -75,7 +80,7 @@ def strike(plan: Plan, run: Callable[[], Any]) -> Any:
         return run()
     if plan.fault in (Fault.LOST_AFTER, Fault.SENT_TWICE):
         run()
-    raise (OutcomeUnknownError if once else UnavailableError)(where)
+    raise (OutcomeUnknownError if plan.site.call == UNKNOWABLE else UnavailableError)(where)
 
 
 class Observer(Protocol):
@@ -92,6 +97,7 @@ class Wires:
         self._here = threading.local()
         self.sites: set[Site] = set()
         self.plans: list[Plan] = []
+        self.pause: Callable[[], None] = lambda: None  # before each call, outside the lock
 
     def enter(self, function: str, incident_id: str = "") -> None:
         """This thread runs this function for this incident now."""
@@ -109,6 +115,7 @@ class Wires:
             self._observer.after(function, incident_id, call, everything, answer)
             return answer
 
+        self.pause()
         with self._lock:
             self.sites.add(site)
             for plan in self.plans:
