@@ -7,6 +7,7 @@ Next: `functions.py`. boto3 is bundled because the runtime's own may be older th
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,8 @@ REQUIREMENTS = ROOT / "lambdas" / "requirements.txt"
 SERVICES = frozenset(
     {"dynamodb", "eks", "events", "sagemaker", "sns", "stepfunctions", "sts"}
 )  # in botocore/data
-JUNK = ("**/__pycache__", "**/*.pyi", "bin", "**/tests")
+# RECORD holds the checksums of scripts in bin, and those the path of this machine's Python.
+JUNK = ("**/__pycache__", "**/*.pyi", "bin", "**/tests", "*.dist-info/RECORD", "*.dist-info/direct_url.json")
 PLATFORMS = {Architecture.ARM64: "manylinux2014_aarch64", Architecture.X86_64: "manylinux2014_x86_64"}
 
 
@@ -101,6 +103,20 @@ def build(target: Path, platform: str | None, python_version: str | None) -> Non
     shutil.copytree(
         ROOT / "training_agent" / "contract", wire_format, ignore=shutil.ignore_patterns("__pycache__")
     )
+    for path in target.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)  # whatever this machine's umask says
+
+
+def fingerprint(folder: Path) -> str:
+    """SHA-256 over the sorted names, modes and bytes of all files: equal bundles are equal here."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        digest.update(
+            f"{path.relative_to(folder).as_posix()}\0{path.stat().st_mode:o}\0{len(content)}\0".encode()
+        )
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def _prune(target: Path) -> None:

@@ -86,7 +86,7 @@ class Deployment(BaseModel):
     customer_managed_key: bool = True  # false: AWS's own keys; saves a dollar a month
     reserved_concurrency: Annotated[int | None, Field(ge=1, le=1000)] = None  # fails in small accounts
     architecture: Architecture = Architecture.ARM64
-    python_version: Annotated[str, Field(pattern=r"^3\.1[2-4]$")] = "3.12"
+    python_version: Annotated[str, Field(pattern=r"^3\.1[1-4]$")] = "3.12"
     log_retention_days: Annotated[int, Field(ge=1, le=3653)] = 90
     archive_days: Annotated[int, Field(ge=1, le=3653)] = 30  # of the bus, for looking back
     log_level: Annotated[str, Field(pattern="^(DEBUG|INFO|WARNING|ERROR)$")] = "INFO"

@@ -100,7 +100,7 @@ def table(use: Use | None = None, price: Prices | None = None) -> str:
         ("an incident", of_an_incident(use, price)),
     ):
         lines += [f"| {name} | {dollars:.4f} |" for name, dollars in parts.items()]
-        lines.append(f"| **{title}** | **{sum(parts.values()):.2f}** |")
+        lines.append(f"| **{title}** | **{sum(parts.values()):.3f}** |")
     inputs = ", ".join(f"{name} {getattr(use, name):g}" for name in Use.__slots__)
     return "\n".join([*lines, "", f"Inputs: {inputs}."]) + "\n"
 

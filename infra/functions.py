@@ -21,7 +21,7 @@ from training_agent.contract import METRIC_NAMESPACE
 
 from .approvals import retention
 from .bundling import code
-from .config import Architecture, Deployment, SettingsError
+from .config import Architecture, Deployment, Method, SettingsError
 from .logical_ids import camel, fix
 from .permissions import permissions, talks_to_kubernetes
 from .places import Places
@@ -47,6 +47,10 @@ FUNCTIONS: Mapping[str, Shape] = {
     "replace": Shape("replaces one approved node, once", timeout_s=120),
     "verify": Shape("waits for the old instance to go and a new one to run"),
     "resume": Shape("sees the job back on a clean checkpoint, releases, closes"),
+    "replace_by_label": Shape("sets the label that makes HyperPod replace one approved node", timeout_s=120),
+    "reconcile": Shape("judges heartbeats, stuck incidents, undelivered decisions, lost cordons"),
+    "drill": Shape("starts a synthetic incident that walks the whole path"),
+    "approval_api": Shape("decisions by signed requests; the caller is recorded", timeout_s=20),
     "approval_show": Shape("GET of the review page; changes nothing", timeout_s=10),
     "approval_decide": Shape("POST of the review page; one decision", timeout_s=20),
 }
@@ -54,6 +58,18 @@ ASYNCHRONOUS = frozenset({"reconcile", "drill"})  # called by the clock
 WORKFLOW_STEPS = (
     "locate", "contain", "decide", "confirm", "request_approval", "replace", "verify", "resume",
 )  # fmt: skip
+
+
+def deployed(config: Deployment) -> tuple[str, ...]:
+    """Names of the functions that these settings ask for: one way to replace, never both."""
+    other = {Method.API: "replace_by_label", Method.LABEL: "replace"}[config.replacement_method]
+    return tuple(name for name in FUNCTIONS if name in HANDLERS and name != other)
+
+
+def steps(config: Deployment) -> dict[str, str]:
+    """Step of the workflow -> the function that does it."""
+    by_label = config.replacement_method is Method.LABEL
+    return {step: "replace_by_label" if step == "replace" and by_label else step for step in WORKFLOW_STEPS}
 
 
 class FunctionFactory(Construct):
@@ -99,7 +115,6 @@ class FunctionFactory(Construct):
             reserved_concurrent_executions=self._config.reserved_concurrency,
             # Nobody waits for the answer of an asynchronous call, so that its failure must not be lost.
             dead_letter_queue=self._dead if name in ASYNCHRONOUS else None,
-            retry_attempts=2 if name in ASYNCHRONOUS else None,
         )
         self._place(function, name)
         return fix(function, f"{id_}Function")

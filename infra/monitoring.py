@@ -43,6 +43,7 @@ class Monitoring(Construct):
     ) -> None:
         super().__init__(scope, "Monitoring")
         self._action = actions.SnsAction(operators.topic)
+        self.alarms: list[cloudwatch.Alarm] = []
         self._cluster = {"Cluster": config.cluster_name}
         self.of_the_agent = [self._own(watch) for watch in OF_THE_AGENT]
 
@@ -52,6 +53,8 @@ class Monitoring(Construct):
             ("ExecutionAborted", machine.metric_aborted(period=PERIOD), "An incident was stopped by hand"),
         ):
             self._alarm(Watch(name, "", meaning), metric)
+        rejected = own_metric("AlarmsRejected", {**self._cluster, "service": "ingest"})
+        self._alarm(Watch("AlarmsRejected", "", "An event was no valid alarm, or too old"), rejected)
         inlets = {
             "Alarm": triggers.alarms,
             "Registration": triggers.registrations,
@@ -93,6 +96,7 @@ class Monitoring(Construct):
             alarm_description=f"{watch.meaning}. What to do: docs/operate.md, {watch.name}",
         )
         alarm.add_alarm_action(self._action)
+        self.alarms.append(alarm)
         return fix(alarm, watch.name)
 
 

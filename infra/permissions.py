@@ -38,7 +38,18 @@ SWITCHES = _rows("GetItem", of=(Place.CONTROL,))  # mode and kill switch, read r
 TAKE_LOCK, FREE_LOCK = _rows("PutItem", of=(Place.CONTROL,)), _rows("DeleteItem", of=(Place.CONTROL,))
 
 
-VERDICT = ("approval_id", "document", "state", "mailed", "answer", "reason", "decided_at", "decided_by")
+VERDICT = (
+    "approval_id",
+    "document",
+    "state",
+    "mailed",
+    "answer",
+    "reason",
+    "decided_at",
+    "decided_by",
+    "approval",
+    "approver",
+)
 # The page that shows never sees the task token: only these attributes may be asked for.
 SHOW = Allow(
     "dynamodb",
@@ -67,6 +78,22 @@ METRICS_OF_JOBS = Allow(
 )
 FAILURES = Allow("sqs", ("SendMessage",), at=(Place.FUNCTION_DEAD_LETTERS,))  # of asynchronous calls
 TELEMETRY = Allow("aps", ("QueryMetrics",), at=(Place.TELEMETRY,))
+BREAKER = Allow(
+    "dynamodb",
+    ("GetItem", "UpdateItem"),
+    at=(Place.CONTROL,),
+    conditions={"ForAllValues:StringEquals": {"dynamodb:LeadingKeys": ["breaker"]}},
+)
+REPLACING = (  # whatever the method
+    *KUBERNETES,
+    ROWS,
+    HISTORY,
+    _rows("GetItem", of=(Place.APPROVALS,)),
+    SWITCHES,
+    TAKE_LOCK,  # also counts the replacements of the day and opens the breaker
+    FREE_LOCK,
+    NEWS,
+)
 IN_VPC = Allow(
     "ec2",
     (
@@ -92,6 +119,7 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
     "ingest": (
         _receive(Place.ALARM_QUEUE),
         ROWS,
+        HISTORY,
         Allow("states", ("StartExecution",), at=(Place.WORKFLOW,)),
         NEWS,
     ),
@@ -112,10 +140,11 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
     ),
     "decide": (ROWS, HISTORY, SWITCHES, NEWS),
     "confirm": (
-        _cluster("StartClusterHealthCheck", "ListClusterNodes"),
+        _cluster("StartClusterHealthCheck", "ListClusterNodes", "ListClusterOperations"),
         *KUBERNETES,
         ROWS,
         HISTORY,
+        _rows("GetItem", of=(Place.APPROVALS,)),  # a deep check that needs a yes
         SWITCHES,
         TAKE_LOCK,
         FREE_LOCK,
@@ -127,18 +156,16 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
         _rows("GetItem", "PutItem", "UpdateItem", of=(Place.APPROVALS,)),
         NEWS,
     ),
-    "replace": (
-        _cluster("BatchReplaceClusterNodes", "ListClusterNodes"),
+    "replace": (_cluster("BatchReplaceClusterNodes", "ListClusterNodes"), *REPLACING),
+    "replace_by_label": (_cluster("ListClusterNodes"), *REPLACING),  # the label: by RBAC and admission policy
+    "verify": (
+        _cluster("ListClusterNodes"),
         *KUBERNETES,
         ROWS,
-        _rows("GetItem", of=(Place.APPROVALS,)),
-        SWITCHES,
-        TAKE_LOCK,
+        TAKE_LOCK,  # and opens the breaker
         FREE_LOCK,
-        _rows("UpdateItem", of=(Place.CONTROL,)),  # counts the replacements of the day
         NEWS,
     ),
-    "verify": (_cluster("ListClusterNodes"), *KUBERNETES, ROWS, FREE_LOCK, NEWS),
     "resume": (
         *KUBERNETES,
         ROWS,
@@ -152,6 +179,31 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
     ),
     "approval_show": (SHOW,),
     "approval_decide": (_rows("GetItem", "UpdateItem", of=(Place.APPROVALS,)), ANSWER),
+    "approval_api": (
+        _rows("GetItem", "UpdateItem", of=(Place.APPROVALS,)),
+        _rows("GetItem", "Query", of=(Place.INCIDENTS,)),
+        BREAKER,
+        ANSWER,
+    ),
+    "reconcile": (
+        _receive(Place.CLUSTER_EVENT_QUEUE),
+        FAILURES,
+        _cluster("ListClusterNodes"),
+        *KUBERNETES,
+        ROWS,
+        HISTORY,
+        _rows("DeleteItem", of=(Place.INCIDENTS,)),  # gates of incidents that have ended
+        _rows("GetItem", "UpdateItem", of=(Place.APPROVALS,)),
+        SWITCHES,
+        FREE_LOCK,
+        ANSWER,
+        Allow("states", ("DescribeExecution",), at=(Place.EXECUTIONS,)),
+        Allow("sns", ("ListSubscriptionsByTopic",), at=(Place.TOPIC,)),
+        METRICS_OF_JOBS,
+        OWN_METRICS,
+        NEWS,
+    ),
+    "drill": (FAILURES, NEWS),
 }
 
 

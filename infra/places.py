@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 import aws_cdk as cdk
+from aws_cdk import aws_stepfunctions as sfn
 
 from .approvals import Approvals
 from .cluster_events import ClusterEvents
@@ -32,6 +33,7 @@ class Place(str, Enum):
     BUS = "SdcBus"
     TOPIC = "ApprovalTopic"
     WORKFLOW = "IncidentWorkflow"
+    EXECUTIONS = "executions of IncidentWorkflow"
     ALARM_QUEUE = "AlarmQueue"
     REGISTRATION_QUEUE = "RegistrationQueue"
     CLUSTER_EVENT_QUEUE = "ClusterEventQueue"
@@ -47,11 +49,18 @@ class Places:
     arns: Mapping[Place, str]
     variables: Mapping[str, str]
 
-    def with_workflow(self, arn: str) -> Places:
+    def with_workflow(self, machine: sfn.StateMachine) -> Places:
         """The same places once the state machine is known."""
+        arn = machine.state_machine_arn
+        executions = cdk.Stack.of(machine).format_arn(
+            service="states",
+            resource="execution",
+            resource_name=f"{machine.state_machine_name}:*",
+            arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
+        )
         return replace(
             self,
-            arns={**self.arns, Place.WORKFLOW: arn},
+            arns={**self.arns, Place.WORKFLOW: arn, Place.EXECUTIONS: executions},
             variables={**self.variables, "STATE_MACHINE_ARN": arn},
         )
 

@@ -8,13 +8,15 @@ from constructs import Construct
 from .approvals import Approvals
 from .cluster_events import ClusterEvents
 from .config import Deployment
+from .dashboard import Dashboard
 from .eks_access import EksAccess
 from .encryption import Encryption
-from .functions import WORKFLOW_STEPS, FunctionFactory
+from .functions import FunctionFactory, deployed, steps
 from .monitoring import Monitoring
 from .operators import Operators
 from .places import places
 from .reviewed import acknowledge
+from .schedules import Schedules
 from .storage import Storage
 from .training_side import TrainingSide
 from .triggers import Triggers
@@ -41,24 +43,41 @@ class TrainingSdcStack(cdk.Stack):
         # What it does: one function per step, and the order of the steps.
         known = places(self, config, storage, triggers, cluster_events, approvals)
         factory = FunctionFactory(self, config, cluster_events.inlet.dead_letters)
-        steps = {name: factory.make(name, known) for name in WORKFLOW_STEPS}
-        workflow = IncidentWorkflow(self, config, steps)
+        functions = {step: factory.make(name, known) for step, name in steps(config).items()}
+        workflow = IncidentWorkflow(self, config, functions)
 
         # How events and humans get in.
-        known = known.with_workflow(workflow.machine.state_machine_arn)
+        known = known.with_workflow(workflow.machine)
         entrances = {
-            name: factory.make(name, known)
-            for name in ("ingest", "register", "approval_show", "approval_decide")
+            name: factory.make(name, known) for name in deployed(config) if name not in steps(config).values()
         }
         triggers.feed(triggers.alarms, "Alarm", entrances["ingest"])
         triggers.feed(triggers.registrations, "Registration", entrances["register"])
         approvals.serve(entrances["approval_show"], entrances["approval_decide"])
+        if "approval_api" in entrances:
+            approvals.serve_signed(entrances["approval_api"])
+        schedules = Schedules(self, cluster_events.inlet.dead_letters)
+        if "reconcile" in entrances:
+            triggers.feed(cluster_events.inlet, "ClusterEvent", entrances["reconcile"])
+            schedules.reconcile(entrances["reconcile"])
+        if "drill" in entrances:
+            schedules.drill(entrances["drill"], enabled=config.drill_enabled)
 
         # Who else is let in, and who watches.
         EksAccess(self, config, factory.roles)
         TrainingSide(self, storage, triggers)
         operators = Operators(self, config, encryption)
         monitoring = Monitoring(self, config, operators, workflow.machine, triggers, cluster_events)
+        if "reconcile" in entrances:
+            monitoring.of_the_reconciler()
         cluster_events.listen_to_alarms(monitoring.of_the_agent)
         cluster_events.listen_to_executions(workflow.machine)
+        Dashboard(
+            self,
+            config,
+            workflow.machine,
+            [entrances["ingest"], entrances["register"]],
+            [inlet.dead_letters for inlet in (triggers.alarms, triggers.registrations, cluster_events.inlet)],
+            monitoring.alarms,
+        )
         acknowledge(self, config, factory.roles)

@@ -54,7 +54,7 @@ class Triggers(Construct):
         )
         self._policy()
         self._archive(config)
-        self.alarms = self._inlet("Alarm", DetailType.ALARM)
+        self.alarms = self._inlet("Alarm", DetailType.ALARM, DetailType.TARGETED_AUDIT_RESULT)
         self.registrations = self._inlet("Registration", DetailType.NODE_REGISTERED)
 
     def feed(self, inlet: Inlet, name: str, function: lambda_.Function) -> None:
@@ -71,15 +71,17 @@ class Triggers(Construct):
             f"{name}QueueMapping",
         )
 
-    def _inlet(self, name: str, detail_type: DetailType) -> Inlet:
+    def _inlet(self, name: str, *kinds: DetailType) -> Inlet:
         dead = dead_letters(self, f"{name}DeadLetters", self._key)
         inlet = Inlet(queue(self, f"{name}Queue", self._key, dead), dead)
         rule = events.Rule(
             self,
             f"{name}Rule",
             event_bus=self.bus,
-            event_pattern=events.EventPattern(source=[EVENT_SOURCE], detail_type=[detail_type.value]),
-            description=f"{detail_type.value} events to the {name.lower()} queue",
+            event_pattern=events.EventPattern(
+                source=[EVENT_SOURCE], detail_type=[kind.value for kind in kinds]
+            ),
+            description=f"{', '.join(kind.value for kind in kinds)} to the {name.lower()} queue",
         )
         to_queue(rule, inlet.queue, dead)
         fix(rule, f"{name}Rule")

@@ -67,6 +67,12 @@ class IncidentWorkflow(Construct):
         locate, contain = make.step("locate"), make.step("contain")
         decide, confirm = make.step("decide"), make.step("confirm")
         request_approval = make.approval()
+        # Whatever the callback says: the row decides, and it is read anew.
+        approval_answered = make.tell(
+            "approval_answered",
+            {"answered": True},
+            "reads what was decided; the callback itself decides nothing",
+        )
         approval_timed_out = make.tell(
             "approval_timed_out", {"timed_out": True}, "nobody answered in time, or just in time"
         )
@@ -81,7 +87,17 @@ class IncidentWorkflow(Construct):
         left_open = sfn.Fail(self, "left_open", error="LeftOpen", cause="A human has to close this incident")
 
         request_approval.add_catch(approval_timed_out, errors=["States.Timeout"])
-        for task in (locate, contain, decide, confirm, request_approval, approval_timed_out, replace, verify):
+        for task in (
+            locate,
+            contain,
+            decide,
+            confirm,
+            request_approval,
+            approval_answered,
+            approval_timed_out,
+        ):
+            task.add_catch(tell_human)
+        for task in (replace, verify):
             task.add_catch(tell_human)
         resume.add_catch(tell_left_open)  # not tell_human: it leads back here, one mail a round
         for task in (tell_human, tell_left_open):
@@ -89,6 +105,8 @@ class IncidentWorkflow(Construct):
 
         answers = {
             "approved": replace,
+            "check_approved": confirm,
+            "released": resume,
             "rejected_release": resume,
             "rejected_keep": resume,
             "expired": resume,
@@ -98,12 +116,29 @@ class IncidentWorkflow(Construct):
             (contain, {"contained": decide}),
             (decide, {"confirm": confirm, "approve": request_approval, "release": resume}),
             (confirm, {"confirmed": decide, "waiting": self._wait_before(confirm)}),
-            (request_approval, answers),
+            (request_approval, {ANYTHING_ELSE: approval_answered}),
+            (approval_answered, answers),
             (approval_timed_out, answers),
-            (replace, {"replaced": verify, "busy": self._wait_before(replace)}),
+            (
+                replace,
+                {
+                    "replaced": verify,
+                    "busy": self._wait_before(replace),
+                    "reopened": contain,
+                    "drilled": resume,
+                },
+            ),
             (verify, {"verified": resume, "waiting": self._wait_before(verify)}),
             (tell_human, {ANYTHING_ELSE: resume}),
-            (resume, {"closed": closed, "waiting": self._wait_before(resume), ANYTHING_ELSE: tell_left_open}),
+            (
+                resume,
+                {
+                    "closed": closed,
+                    "waiting": self._wait_before(resume),
+                    "reopened": contain,
+                    ANYTHING_ELSE: tell_left_open,
+                },
+            ),
             (tell_left_open, {ANYTHING_ELSE: left_open}),
             otherwise=tell_human,
         )

@@ -1,7 +1,8 @@
 """What the functions may do at the Kubernetes API: access entries here, RBAC in the manifest beside it.
 
 In: the roles of the functions. Out: one EKS access entry for each role that talks to Kubernetes, if the
-operator wants them from this stack (`eks_access_entries`). Next: `kubectl apply -f` of `rbac.yaml`.
+operator wants them from this stack (`eks_access_entries`). Next: `kubectl apply -f infra/eks_access/`, which
+gives the groups their rights (rbac.yaml) and limits what a patch of a node may change (admission.yaml).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ..logical_ids import camel, fix
 
 READERS = "training-sdc:readers"
 CORDONERS = "training-sdc:cordoners"
+LABEL_REPLACERS = "training-sdc:label-replacers"
 GROUPS: Mapping[str, str] = {
     "register": READERS,
     "contain": CORDONERS,
@@ -24,6 +26,8 @@ GROUPS: Mapping[str, str] = {
     "replace": READERS,
     "verify": READERS,
     "resume": CORDONERS,
+    "reconcile": READERS,
+    "replace_by_label": LABEL_REPLACERS,
 }
 
 
@@ -35,6 +39,8 @@ class EksAccess(Construct):
         if not config.eks_access_entries:
             return
         for name, group in GROUPS.items():
+            if name not in roles:
+                continue  # not deployed by these settings
             entry = eks.CfnAccessEntry(
                 self,
                 f"{camel(name)}AccessEntry",

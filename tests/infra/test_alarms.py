@@ -54,6 +54,43 @@ def test_an_execution_that_ends_badly_alarms(resources: Resources, name: str) ->
     assert alarm["Dimensions"] == [{"Name": "StateMachineArn", "Value": {"Ref": "IncidentWorkflow"}}]
 
 
+@pytest.mark.parametrize(
+    ("name", "metric", "threshold"),
+    [
+        ("JobsWithoutHeartbeat", "jobs_without_heartbeat", 0),
+        ("OldestOpenIncident", "oldest_open_incident_seconds", 86400),
+        ("BreakerOpen", "breaker_open", 0),
+        ("NoConfirmedApprover", "approvers_without_confirmation", 0),
+    ],
+)
+def test_what_only_the_reconciler_sees_alarms(
+    resources: Resources, name: str, metric: str, threshold: int
+) -> None:
+    alarm = alarms_of(resources)[name]
+    assert (alarm["Namespace"], alarm["MetricName"], alarm["Threshold"]) == ("TrainingSDC", metric, threshold)
+    assert alarm["Dimensions"] == [{"Name": "Cluster", "Value": "demo"}]
+    assert alarm["TreatMissingData"] == "notBreaching"
+
+
+def test_a_silent_reconciler_alarms(resources: Resources) -> None:
+    alarm = alarms_of(resources)["ReconcilerSilent"]
+    assert (alarm["MetricName"], alarm["TreatMissingData"]) == ("reconcile_done", "breaching")
+    assert alarm["ComparisonOperator"] == "LessThanOrEqualToThreshold"
+
+
+def test_rejected_events_alarm(resources: Resources) -> None:
+    alarm = alarms_of(resources)["AlarmsRejected"]
+    assert (alarm["Namespace"], alarm["MetricName"], alarm["Threshold"]) == (
+        "TrainingSDC",
+        "AlarmsRejected",
+        0,
+    )
+    assert alarm["Dimensions"] == [
+        {"Name": "Cluster", "Value": "demo"},
+        {"Name": "service", "Value": "ingest"},
+    ]
+
+
 def test_each_dead_letter_queue_is_watched(resources: Resources) -> None:
     queues = {name for name in of_type(resources, "AWS::SQS::Queue") if name.endswith("DeadLetters")}
     watched = {

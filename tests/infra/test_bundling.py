@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from infra import bundling
-from infra.bundling import REQUIREMENTS, SERVICES, BundlingError, build
+from infra.bundling import PLATFORMS, REQUIREMENTS, SERVICES, BundlingError, build, fingerprint
+from infra.config import Architecture
 from infra.lock import locked
+from infra.synth import synthesize
+from tests.infra.reading import of_type
 
 
 def test_the_lock_is_fresh() -> None:
@@ -32,6 +37,49 @@ def test_a_failing_pip_is_reported_with_its_last_lines(
     monkeypatch.setattr(bundling, "REQUIREMENTS", broken)
     with pytest.raises(BundlingError, match=r"pip could not install lambdas/no-such-requirements\.txt"):
         build(tmp_path, None, None)
+
+
+def test_the_fingerprint_sees_names_modes_and_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    seen = {fingerprint(tmp_path)}
+    (tmp_path / "a").chmod(0o755)
+    seen.add(fingerprint(tmp_path))
+    (tmp_path / "a").write_text("y")
+    seen.add(fingerprint(tmp_path))
+    (tmp_path / "a").rename(tmp_path / "b")
+    seen.add(fingerprint(tmp_path))
+    assert len(seen) == 4
+
+
+def test_the_asset_is_named_by_what_was_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named by its sources, a bundle that changed on its own would hide."""
+    context = {"bundle": True, "cluster_arn": "arn:aws:sagemaker:us-east-1:111122223333:cluster/abcdefghijkl"}
+
+    def keys(content: str) -> set[str]:
+        def build(target: Path, *_: object) -> None:
+            (target / "package.py").write_text(content)
+
+        monkeypatch.setattr(bundling, "build", build)
+        path = synthesize(tmp_path / content, context)
+        functions = of_type(json.loads(path.read_text())["Resources"], "AWS::Lambda::Function")
+        return {function["Code"]["S3Key"] for function in functions.values()}
+
+    one, other = keys("one"), keys("other")
+    assert len(one) == len(other) == 1  # all functions share it
+    assert one != other
+
+
+@pytest.mark.soak
+def test_two_bundles_from_empty_caches_are_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Needs a package index."""
+    prints = []
+    for name in ("one", "two"):
+        monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / f"cache-{name}"))
+        build(tmp_path / name, PLATFORMS[Architecture.ARM64], "3.12")
+        prints.append(fingerprint(tmp_path / name))
+    assert prints[0] == prints[1]
+    archive = shutil.make_archive(str(tmp_path / "package"), "zip", tmp_path / "one")
+    assert Path(archive).stat().st_size < 12e6  # of 50 MB that a direct upload takes
 
 
 @pytest.mark.soak

@@ -14,16 +14,17 @@ import pytest
 
 from infra import functions
 from infra.bundling import ROOT
-from infra.config import SettingsError
-from infra.functions import FUNCTIONS, WORKFLOW_STEPS
+from infra.config import SettingsError, read_settings
+from infra.functions import FUNCTIONS, WORKFLOW_STEPS, deployed
 from infra.logical_ids import camel
 from infra.permissions import talks_to_kubernetes
-from infra.synth import synthesize
+from infra.synth import read_context, synthesize
 from lambdas.settings import HANDLERS, VARIABLES
 from tests.infra.reading import actions, of_type, statements
 
 Resources = dict[str, Any]
 
+NAMES = deployed(read_settings(read_context({"bundle": False})))
 KEYS = {
     "IncidentTable": ["pk", "sk"],
     "ApprovalTable": ["approval_id"],
@@ -34,24 +35,25 @@ KEYS = {
 
 
 def test_the_stack_holds_these_resources_and_no_others(resources: Resources) -> None:
-    functions = len(FUNCTIONS)
+    functions = len(NAMES)
     assert Counter(item["Type"] for item in resources.values()) == {
         "AWS::ApiGatewayV2::Api": 1,
-        "AWS::ApiGatewayV2::Integration": 2,
-        "AWS::ApiGatewayV2::Route": 3,
+        "AWS::ApiGatewayV2::Integration": 3,
+        "AWS::ApiGatewayV2::Route": 7,
         "AWS::ApiGatewayV2::Stage": 1,
-        "AWS::CloudWatch::Alarm": 9,
+        "AWS::CloudWatch::Alarm": 15,
+        "AWS::CloudWatch::Dashboard": 1,
         "AWS::DynamoDB::Table": 5,
         "AWS::Events::Archive": 1,
         "AWS::Events::EventBus": 1,
         "AWS::Events::EventBusPolicy": 2,
-        "AWS::Events::Rule": 5,
-        "AWS::IAM::ManagedPolicy": 1,
+        "AWS::Events::Rule": 7,
+        "AWS::IAM::ManagedPolicy": 2,
         "AWS::IAM::Role": functions + 1,
         "AWS::KMS::Key": 1,
-        "AWS::Lambda::EventSourceMapping": 2,
+        "AWS::Lambda::EventSourceMapping": 3,
         "AWS::Lambda::Function": functions,
-        "AWS::Lambda::Permission": 3,
+        "AWS::Lambda::Permission": 9,
         "AWS::Logs::LogGroup": functions + 2,
         "AWS::SNS::Subscription": 2,
         "AWS::SNS::Topic": 2,
@@ -66,7 +68,7 @@ def test_names_that_the_local_cloud_and_operators_rely_on_are_stable(resources: 
     expected = {
         "SdcBus", "AlarmRule", "RegistrationRule", "AlarmQueue", "RegistrationQueue", "AlarmQueueMapping",
         "RegistrationQueueMapping", "ApprovalTopic", "IncidentWorkflow", "ReviewApi", *KEYS,
-        *(f"{camel(name)}Function" for name in FUNCTIONS),
+        *(f"{camel(name)}Function" for name in NAMES),
     }  # fmt: skip
     assert expected <= resources.keys()
 
@@ -87,7 +89,7 @@ def test_the_index_of_approvals_holds_no_task_token(resources: Resources) -> Non
     assert index["Projection"] == {"ProjectionType": "KEYS_ONLY"}
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_function_holds_exactly_the_variables_that_its_settings_name(
     resources: Resources, name: str
 ) -> None:
@@ -96,7 +98,7 @@ def test_a_function_holds_exactly_the_variables_that_its_settings_name(
     assert properties["Handler"] == HANDLERS[name]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_function_has_its_own_role_log_and_bounds(resources: Resources, name: str) -> None:
     properties = resources[f"{camel(name)}Function"]["Properties"]
     assert properties["Role"] == {"Fn::GetAtt": [f"{camel(name)}Role", "Arn"]}
@@ -108,7 +110,7 @@ def test_a_function_has_its_own_role_log_and_bounds(resources: Resources, name: 
 
 
 def test_the_functions_are_those_of_the_settings() -> None:
-    assert set(FUNCTIONS) == set(VARIABLES) == set(HANDLERS)
+    assert set(VARIABLES) == set(HANDLERS) <= set(FUNCTIONS)
     assert set(WORKFLOW_STEPS) < set(FUNCTIONS)
 
 
@@ -121,11 +123,14 @@ def test_a_variable_that_the_stack_does_not_know_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "detail_type", "function"),
-    [("Alarm", "SDC Alarm", "IngestFunction"), ("Registration", "SDC Node Registered", "RegisterFunction")],
+    ("name", "detail_types", "function"),
+    [
+        ("Alarm", ["SDC Alarm", "SDC Targeted Audit Result"], "IngestFunction"),
+        ("Registration", ["SDC Node Registered"], "RegisterFunction"),
+    ],
 )
 def test_events_reach_their_function_or_a_dead_letter_queue(
-    resources: Resources, name: str, detail_type: str, function: str
+    resources: Resources, name: str, detail_types: list[str], function: str
 ) -> None:
     rule = resources[f"{name}Rule"]["Properties"]
     queue = resources[f"{name}Queue"]["Properties"]
@@ -133,7 +138,7 @@ def test_events_reach_their_function_or_a_dead_letter_queue(
     dead_letters = {"Fn::GetAtt": [f"{name}DeadLetters", "Arn"]}
 
     assert rule["EventBusName"] == {"Ref": "SdcBus"}
-    assert rule["EventPattern"] == {"source": ["training.sdc"], "detail-type": [detail_type]}
+    assert rule["EventPattern"] == {"source": ["training.sdc"], "detail-type": detail_types}
     (target,) = rule["Targets"]
     assert target["Arn"] == {"Fn::GetAtt": [f"{name}Queue", "Arn"]}
     assert target["DeadLetterConfig"]["Arn"] == dead_letters
@@ -146,18 +151,95 @@ def test_events_reach_their_function_or_a_dead_letter_queue(
     assert mapping["FunctionName"] == {"Ref": function}
 
 
-def test_the_page_has_three_routes_and_nothing_else(resources: Resources) -> None:
-    routes = of_type(resources, "AWS::ApiGatewayV2::Route")
-    assert {route["RouteKey"] for route in routes.values()} == {
-        "GET /review/{secret}", "HEAD /review/{secret}", "POST /review/{secret}",
+def test_only_the_page_is_public(resources: Resources) -> None:
+    """GET, HEAD and POST behind the mailed link; everything else asks IAM."""
+    routes = of_type(resources, "AWS::ApiGatewayV2::Route").values()
+    public = {r["RouteKey"] for r in routes if r.get("AuthorizationType", "NONE") != "AWS_IAM"}
+    assert public == {"GET /review/{secret}", "HEAD /review/{secret}", "POST /review/{secret}"}
+    assert {r["RouteKey"] for r in routes} - public == {
+        "GET /incidents", "GET /incidents/{incident_id}", "POST /incidents/{incident_id}/decision",
+        "POST /breaker",
     }  # fmt: skip
-    integrations = {
-        name: json.dumps(item) for name, item in of_type(resources, "AWS::ApiGatewayV2::Integration").items()
-    }
-    for route in routes.values():
+
+
+@pytest.mark.parametrize(
+    ("begins", "function"),
+    [
+        ("GET /review", "ApprovalShowFunction"),
+        ("HEAD /review", "ApprovalShowFunction"),
+        ("POST /review", "ApprovalDecideFunction"),
+        ("GET /incidents", "ApprovalApiFunction"),
+        ("POST /incidents", "ApprovalApiFunction"),
+        ("POST /breaker", "ApprovalApiFunction"),
+    ],
+)
+def test_a_route_leads_to_its_function(resources: Resources, begins: str, function: str) -> None:
+    integrations = of_type(resources, "AWS::ApiGatewayV2::Integration")
+    found = [
+        r for r in of_type(resources, "AWS::ApiGatewayV2::Route").values() if r["RouteKey"].startswith(begins)
+    ]
+    assert found
+    for route in found:
         behind = integrations[route["Target"]["Fn::Join"][1][1]["Ref"]]
-        wanted = "ApprovalDecideFunction" if route["RouteKey"].startswith("POST") else "ApprovalShowFunction"
-        assert wanted in behind
+        assert function in json.dumps(behind)
+        assert behind["PayloadFormatVersion"] == "2.0"
+
+
+def test_people_who_sign_may_call_these_routes_and_nothing_else(resources: Resources) -> None:
+    (statement,) = resources["SignedApproverPolicy"]["Properties"]["PolicyDocument"]["Statement"]
+    assert statement["Action"] == "execute-api:Invoke"
+    reached = {json.dumps(arn).split("$default/")[1].rstrip('"]}') for arn in statement["Resource"]}
+    assert reached == {"GET/incidents", "GET/incidents/*", "POST/incidents/*/decision", "POST/breaker"}
+
+
+@pytest.mark.parametrize(("name", "function"), [("Reconcile", "Reconcile"), ("Drill", "Drill")])
+def test_the_clock_calls_and_its_failures_are_kept(resources: Resources, name: str, function: str) -> None:
+    rule = resources[f"{name}Schedule"]["Properties"]
+    (target,) = rule["Targets"]
+    dead = {"Fn::GetAtt": ["ClusterEventDeadLetters", "Arn"]}
+    assert target["Arn"] == {"Fn::GetAtt": [f"{function}Function", "Arn"]}
+    assert target["DeadLetterConfig"]["Arn"] == dead
+    assert target["RetryPolicy"]["MaximumRetryAttempts"] == 2
+    assert resources[f"{function}Function"]["Properties"]["DeadLetterConfig"] == {"TargetArn": dead}
+    assert rule["State"] == "ENABLED"
+
+
+def test_the_reconciler_runs_every_five_minutes_and_reads_the_cluster_s_events(resources: Resources) -> None:
+    assert resources["ReconcileSchedule"]["Properties"]["ScheduleExpression"] == "rate(5 minutes)"
+    mapping = resources["ClusterEventQueueMapping"]["Properties"]
+    assert mapping["FunctionName"] == {"Ref": "ReconcileFunction"}
+    assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
+
+
+def test_the_drill_can_be_switched_off(tmp_path: Path) -> None:
+    made = json.loads(synthesize(tmp_path, {"drill_enabled": "false"}).read_text())["Resources"]
+    assert made["DrillSchedule"]["Properties"]["State"] == "DISABLED"
+
+
+def test_one_way_to_replace_is_deployed_never_both(resources: Resources, tmp_path: Path) -> None:
+    assert "ReplaceByLabelFunction" not in resources
+    made = json.loads(synthesize(tmp_path, {"replacement_method": "label"}).read_text())["Resources"]
+    assert "ReplaceFunction" not in made
+    machine = json.dumps(made["IncidentWorkflow"]["Properties"]["DefinitionString"])
+    assert "ReplaceByLabelFunction" in machine
+    everyone = set().union(*(actions(role) for role in of_type(made, "AWS::IAM::Role").values()))
+    assert "sagemaker:BatchReplaceClusterNodes" not in everyone
+
+
+def test_the_dashboard_finds_jobs_and_shows_every_alarm(resources: Resources) -> None:
+    (board,) = of_type(resources, "AWS::CloudWatch::Dashboard").values()
+    body = json.dumps(board["DashboardBody"])
+    for name in of_type(resources, "AWS::CloudWatch::Alarm"):
+        assert f'"{name}", "Arn"' in body, name
+    assert "SEARCH('{TrainingSDC,Cluster,Job}" in body
+    for metric in (
+        "sdc_audits_done",
+        "sdc_last_pass_age_steps",
+        "sdc_heartbeat",
+        "incidents_open",
+        "seconds_to_approve",
+    ):
+        assert metric in body, metric
 
 
 def test_the_access_log_holds_no_link(resources: Resources) -> None:
@@ -236,9 +318,9 @@ def test_only_functions_that_talk_to_kubernetes_go_into_its_network(tmp_path: Pa
         if item.get("VpcConfig")
         == {"SubnetIds": ["subnet-01234567", "subnet-89abcdef"], "SecurityGroupIds": ["sg-01234567"]}
     }
-    assert inside == {f"{camel(name)}Function" for name in FUNCTIONS if talks_to_kubernetes(name)}
+    assert inside == {f"{camel(name)}Function" for name in NAMES if talks_to_kubernetes(name)}
     assert {f"{camel(n)}Function" for n in ("contain", "resume")} < inside
-    for name in FUNCTIONS:
+    for name in NAMES:
         allowed = actions(made[f"{camel(name)}Role"]["Properties"])
         assert ("ec2:CreateNetworkInterface" in allowed) == (f"{camel(name)}Function" in inside)
 

@@ -15,9 +15,16 @@ from lambdas.domain import errors
 
 States = dict[str, Any]
 
-EXTRA = {"approval_timed_out", "tell_human", "tell_left_open"}  # further tasks of request_approval
+EXTRA = {
+    "approval_answered",
+    "approval_timed_out",
+    "tell_human",
+    "tell_left_open",
+}  # further tasks of request_approval
 ANSWERS = {
     "approved": "replace",
+    "check_approved": "confirm",
+    "released": "resume",
     "rejected_release": "resume",
     "rejected_keep": "resume",
     "expired": "resume",
@@ -27,11 +34,16 @@ FLOW = {
     "contain": {"contained": "decide"},
     "decide": {"confirm": "confirm", "approve": "request_approval", "release": "resume"},
     "confirm": {"confirmed": "decide", "waiting": "wait before confirm"},
-    "request_approval": ANSWERS,
+    "approval_answered": ANSWERS,
     "approval_timed_out": ANSWERS,
-    "replace": {"replaced": "verify", "busy": "wait before replace"},
+    "replace": {
+        "replaced": "verify",
+        "busy": "wait before replace",
+        "reopened": "contain",
+        "drilled": "resume",
+    },
     "verify": {"verified": "resume", "waiting": "wait before verify"},
-    "resume": {"closed": "closed", "waiting": "wait before resume"},
+    "resume": {"closed": "closed", "waiting": "wait before resume", "reopened": "contain"},
 }
 
 
@@ -43,7 +55,7 @@ def test_tasks_are_named_like_the_step_files_from_locate_to_resume(states: State
     sources = (ROOT / "lambdas" / "steps").glob("*.py")
     steps = {path.stem for path in sources if re.search(r"^class Needs\b", path.read_text(), re.M)}
     assert tasks(states).keys() - EXTRA == set(WORKFLOW_STEPS)
-    assert set(WORKFLOW_STEPS) == steps - {"register", "ingest"}
+    assert set(WORKFLOW_STEPS) == steps - {"register", "ingest", "reconcile", "drill", "replace_by_label"}
 
 
 def test_the_readme_names_the_same_flow() -> None:
@@ -123,6 +135,13 @@ def test_a_failing_resume_does_not_turn_in_circles(states: States) -> None:
     assert states["resume"]["Catch"][-1]["Next"] == "tell_left_open"
     assert states["tell_left_open"]["Next"] == "left_open"
     assert states["left_open"]["Type"] == "Fail"
+
+
+def test_the_callback_decides_nothing(states: States) -> None:
+    """A stolen task token alone must do nothing: the row is read again whatever the callback said."""
+    assert states["request_approval"]["Next"] == "approval_answered"
+    assert states["approval_answered"]["Parameters"]["answered"] is True
+    assert states["approval_answered"]["Resource"] == "RequestApprovalFunction"
 
 
 def test_silence_is_no_consent(states: States) -> None:
