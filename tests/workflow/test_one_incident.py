@@ -28,7 +28,8 @@ def test_c1_approved_on_the_page_replaces_exactly_that_instance(
     assert _stories(scenario), "each step says what it did"
     _assert_secret_stays_secret(cloud, scenario, link)
     assert scenario.walked() == [
-        "locate", "contain", "decide", "request_approval", "replace", "verify", "resume", "closed",
+        "locate", "contain", "decide", "request_approval", "approval_answered", "replace", "verify", "resume",
+        "closed",
     ]  # fmt: skip
 
 
