@@ -31,6 +31,7 @@ def register(event: Event, context: Any) -> Event:
 def ingest(event: Event, context: Any) -> Event:
     """Alarm: validate, drop duplicates, open incidents, start executions."""
     needs = wiring.needs("ingest", steps.ingest.Needs)
+    metrics.set_default_dimensions(Cluster=needs.settings.cluster_name)
 
     def take(body: str) -> None:
         result = steps.ingest.run(needs, body)
@@ -101,6 +102,35 @@ def resume(event: Event, context: Any) -> Event:
     return _step(needs, event, lambda: steps.resume.run(needs, event["incident_id"]))
 
 
+@logger.inject_lambda_context
+def replace_by_label(event: Event, context: Any) -> Event:
+    """The same by HyperPod's label, where the operator chose so."""
+    needs = wiring.needs("replace_by_label", steps.replace_by_label.Needs)
+    return _step(needs, event, lambda: steps.replace_by_label.run(needs, event["incident_id"]))
+
+
+@logger.inject_lambda_context
+def reconcile(event: Event, context: Any) -> Event:
+    """Every five minutes: what is stuck, silent or lost; or events of the default bus."""
+    needs = wiring.needs("reconcile", steps.reconcile.Needs)
+    if "Records" in event:
+        return _batch(
+            event,
+            lambda body: logger.info("heard", extra={"result": steps.cluster_events.hear(needs, body)}),
+        )
+    numbers = steps.reconcile.run(needs)
+    logger.info("reconciled", extra={"numbers": numbers})
+    return dict(numbers)
+
+
+@logger.inject_lambda_context
+def drill(event: Event, context: Any) -> Event:
+    """A synthetic alarm that walks the whole path and can never replace."""
+    job_uid = steps.drill.run(wiring.needs("drill", steps.drill.Needs))
+    logger.info("fire drill", extra={"job_uid": job_uid})
+    return {"job_uid": job_uid}
+
+
 def _step(needs: Recorder, event: Event, run: Callable[[], StepResult]) -> Event:
     """Run a step; what calling again cannot help becomes the outcome "human", with the reason kept.
 
@@ -111,7 +141,7 @@ def _step(needs: Recorder, event: Event, run: Callable[[], StepResult]) -> Event
         result = run()
     except PermanentError as e:
         result = to_human(needs, incident_id, e)
-        if "task_token" in event:
+        if "task_token" in event or "notice" in event:  # nobody is left to tell: the state machine fails
             logger.error("cannot ask", extra={"incident_id": incident_id, "reason": str(e)})
             raise e if isinstance(e, NoApproverError) else PermanentError(str(e)) from None
     logger.info("step", extra={"incident_id": incident_id, "outcome": result.outcome, "story": result.story})

@@ -5,7 +5,7 @@ All methods raise only errors of `domain.errors`. Reads that guard an effect are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -98,6 +98,7 @@ class KubePod:
     node: str | None
     labels: dict[str, str]
     leaving: bool  # has a deletion timestamp, or has ended
+    started_at: str | None = None
 
 
 class Incidents(Protocol):
@@ -116,6 +117,15 @@ class Incidents(Protocol):
         """Keep once per delivery key and attempt; a later attempt of the job counts as a restart."""
         ...
 
+    def open_incidents(self) -> tuple[str, ...]:
+        """Ids of all that have not ended, and of some that just did."""
+        ...
+
+    def forget_open(self, incident_id: str) -> None:
+        """It has ended long enough ago."""
+        ...
+
+    def effects_of(self, incident_id: str) -> tuple[Effect, ...]: ...
     def audit(self, incident_id: str, what: str, result: str, at: datetime) -> None: ...
     def reject(self, reason: str, source: str, excerpt: str, at: datetime) -> None:
         """Audit row of an event that opened nothing."""
@@ -208,10 +218,6 @@ class Cluster(Protocol):
         """Does HyperPod say that the newest check of this instance was superseded? Unknown is no."""
         ...
 
-    def replace(self, instance_id: str) -> ReplaceAnswer:
-        """One request, never retried; raises OutcomeUnknownError when no answer came."""
-        ...
-
 
 class Kubernetes(Protocol):
     def node(self, name: str) -> KubeNode | None: ...
@@ -226,6 +232,19 @@ class Kubernetes(Protocol):
         ...
 
     def evict(self, pod: KubePod) -> None: ...
+    def cordoned(self) -> tuple[KubeNode, ...]:
+        """Nodes that are unschedulable."""
+        ...
+
+    def job_pods(self) -> tuple[KubePod, ...]:
+        """Pods of all guarded jobs, in all namespaces."""
+        ...
+
+
+class Replacer(Protocol):
+    def replace(self, instance_id: str) -> ReplaceAnswer:
+        """One request, never retried; raises OutcomeUnknownError when no answer came."""
+        ...
 
 
 class Telemetry(Protocol):
@@ -256,6 +275,22 @@ class Callback(Protocol):
 
 class Bus(Protocol):
     def state_changed(self, detail: dict[str, object]) -> None: ...
+    def alarm(self, detail: str) -> None:
+        """The fire drill's; raises when it was not taken."""
+        ...
+
+
+class Executions(Protocol):
+    def status(self, name: str) -> str | None:
+        """RUNNING, SUCCEEDED, FAILED, TIMED_OUT or ABORTED; None: no such execution."""
+        ...
+
+
+class Numbers(Protocol):
+    def put(self, numbers: Mapping[str, float]) -> None: ...
+    def heartbeats(self, jobs: Sequence[str], since: datetime, until: datetime) -> frozenset[str]:
+        """Which of these jobs sent one."""
+        ...
 
 
 class Clock(Protocol):

@@ -103,6 +103,10 @@ class ReplaceSettings(_Modal):
     replacements_per_hour: int = Field(ge=0)
 
 
+class ReplaceByLabelSettings(ReplaceSettings):
+    """The same guards; deployed only when this method was chosen."""
+
+
 class VerifySettings(Settings):
     cluster_name: str
     incident_table: str
@@ -129,6 +133,29 @@ class ApprovalDecideSettings(Settings):
     approval_links: bool = True
 
 
+class ApprovalApiSettings(Settings):
+    incident_table: str
+    approval_table: str
+    control_table: str
+
+
+class ReconcileSettings(Settings):
+    cluster_name: str
+    incident_table: str
+    approval_table: str
+    control_table: str
+    approval_topic_arn: str
+    event_bus_name: str
+    state_machine_arn: str
+    approval_timeout_seconds: int = Field(gt=0)
+    heartbeat_timeout_seconds: int = Field(gt=0)
+
+
+class DrillSettings(Settings):
+    cluster_name: str
+    event_bus_name: str
+
+
 MODELS: dict[str, type[Settings]] = {
     "register": RegisterSettings,
     "ingest": IngestSettings,
@@ -138,10 +165,14 @@ MODELS: dict[str, type[Settings]] = {
     "confirm": ConfirmSettings,
     "request_approval": RequestApprovalSettings,
     "replace": ReplaceSettings,
+    "replace_by_label": ReplaceByLabelSettings,
     "verify": VerifySettings,
     "resume": ResumeSettings,
     "approval_show": ApprovalShowSettings,
     "approval_decide": ApprovalDecideSettings,
+    "approval_api": ApprovalApiSettings,
+    "reconcile": ReconcileSettings,
+    "drill": DrillSettings,
 }
 
 VARIABLES: dict[str, tuple[str, ...]] = {
@@ -150,4 +181,8 @@ VARIABLES: dict[str, tuple[str, ...]] = {
 
 HANDLERS: dict[str, str] = {
     name: f"lambdas.handlers.{name}" for name in MODELS if not name.startswith("approval_")
-} | {"approval_show": "lambdas.approval_page.show", "approval_decide": "lambdas.approval_page.decide"}
+} | {
+    "approval_show": "lambdas.approval_page.show",
+    "approval_decide": "lambdas.approval_page.decide",
+    "approval_api": "lambdas.approval_api.handle",
+}

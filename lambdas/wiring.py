@@ -96,6 +96,24 @@ def _bus(s: Any) -> Any:
     return EventBus(s.event_bus_name)
 
 
+def _labeller(s: Any) -> Any:
+    from .adapters.node_label import NodeLabel
+
+    return NodeLabel(s.cluster_name)
+
+
+def _executions(s: Any) -> Any:
+    from .adapters.stepfunctions import Executions
+
+    return Executions(s.state_machine_arn)
+
+
+def _numbers(s: Any) -> Any:
+    from .adapters.cloudwatch import CloudWatch
+
+    return CloudWatch(s.cluster_name)
+
+
 FACTORIES: dict[str, Callable[[Any], Any]] = {
     "settings": lambda s: s,
     "clock": lambda s: SystemClock(),
@@ -105,11 +123,15 @@ FACTORIES: dict[str, Callable[[Any], Any]] = {
     "quarantine": _quarantine,
     "controls": _controls,
     "cluster": _cluster,
+    "replacer": _cluster,
+    "labeller": _labeller,
     "kubernetes": _kubernetes,
     "telemetry": _telemetry,
     "mail": _mail,
     "workflow": _workflow,
     "callback": _callback,
+    "executions": _executions,
+    "numbers": _numbers,
     "bus": _bus,
 }
 

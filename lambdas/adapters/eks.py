@@ -20,6 +20,7 @@ from botocore.signers import RequestSigner
 from kubernetes.client.exceptions import ApiException
 
 from ..domain.errors import ConflictError, RefusedError, ThrottledError, UnavailableError
+from ..domain.times import stamp
 from ..ports import KubeNode, KubePod
 from .aws import client, translated
 
@@ -54,6 +55,16 @@ class EksCluster:
         if patched is None:
             raise RefusedError(f"node {node.name} is gone", "NotFound")
 
+    def label_node(self, node: KubeNode, labels: dict[str, str]) -> None:
+        """Conditional on the resource version read; the identity may set one label only."""
+        body = {"metadata": {"resourceVersion": node.resource_version, "labels": labels}}
+        patched = self._call(
+            f"label of node {node.name}",
+            lambda c: _core(c).patch_node(node.name, body, _request_timeout=TIMEOUT),
+        )
+        if patched is None:
+            raise RefusedError(f"node {node.name} is gone", "InstanceIdNotFound")
+
     def pod(self, namespace: str, name: str) -> KubePod | None:
         found = self._call(
             f"read of pod {namespace}/{name}",
@@ -75,6 +86,22 @@ class EksCluster:
             "list of pending pods",
             lambda c: _core(c).list_pod_for_all_namespaces(
                 field_selector="status.phase=Pending,spec.nodeName=", _request_timeout=TIMEOUT
+            ),
+        )
+        return tuple(_pod(p) for p in found.items) if found is not None else ()
+
+    def cordoned(self) -> tuple[KubeNode, ...]:
+        found = self._call(
+            "list of cordoned nodes",
+            lambda c: _core(c).list_node(field_selector="spec.unschedulable=true", _request_timeout=TIMEOUT),
+        )
+        return tuple(_node(n) for n in found.items if n.spec.unschedulable) if found is not None else ()
+
+    def job_pods(self) -> tuple[KubePod, ...]:
+        found = self._call(
+            "list of the jobs' pods",
+            lambda c: _core(c).list_pod_for_all_namespaces(
+                label_selector="training.sdc/job-uid", _request_timeout=TIMEOUT
             ),
         )
         return tuple(_pod(p) for p in found.items) if found is not None else ()
@@ -192,4 +219,5 @@ def _pod(pod: Any) -> KubePod:
         node=pod.spec.node_name,
         labels=dict(pod.metadata.labels or {}),
         leaving=pod.metadata.deletion_timestamp is not None or ended,
+        started_at=stamp(pod.status.start_time) if pod.status is not None and pod.status.start_time else None,
     )

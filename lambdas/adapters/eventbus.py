@@ -17,6 +17,18 @@ class EventBus:
     def __init__(self, name: str) -> None:
         self._name = name
 
+    def alarm(self, detail: str) -> None:
+        entry = {
+            "Source": EVENT_SOURCE,
+            "DetailType": DetailType.ALARM.value,
+            "Detail": detail,
+            "EventBusName": self._name,
+        }
+        with translated("PutEvents"):
+            answer = client("events").put_events(Entries=[entry])
+        if answer.get("FailedEntryCount", 0):
+            raise UnavailableError(f"PutEvents: {answer['Entries'][0].get('ErrorCode')}")
+
     def state_changed(self, detail: dict[str, object]) -> None:
         entry = {
             "Source": EVENT_SOURCE,

@@ -17,6 +17,8 @@ from ..domain.times import stamp
 from ..ports import Delivery, HistoryEntry
 from .dynamodb import Item, Table
 
+OPEN = "open"  # partition of one row per incident that has not ended, for the reconciler
+
 
 class IncidentTable:
     """Implements `ports.Incidents`."""
@@ -51,6 +53,7 @@ class IncidentTable:
                     {},
                 ),
                 ({**_key(incident.id, "alarm"), "text": alarm_text}, fresh, {}),
+                ({"pk": OPEN, "sk": incident.id}, fresh, {}),
             ]
         )
 
@@ -81,6 +84,7 @@ class IncidentTable:
 
     def append_evidence(self, incident_id: str, key: str, attempt: int, text: str, at: datetime) -> None:
         item = {**_key(incident_id, f"evidence#{key}#{attempt:06d}"), "text": text, "at": stamp(at)}
+        item["end"] = "DUPLICATE"  # of the event: it opened no incident
         if not self._table.put(item, "attribute_not_exists(pk)"):
             return
         self._table.update(
@@ -90,6 +94,22 @@ class IncidentTable:
             "delivery_key = :key AND attempt < :attempt",
         )
 
+    def open_incidents(self) -> tuple[str, ...]:
+        return tuple(str(i["sk"]) for i in self._table.query("pk = :pk", {":pk": OPEN}))
+
+    def forget_open(self, incident_id: str) -> None:
+        self._table.delete({"pk": OPEN, "sk": incident_id})
+
+    def effects_of(self, incident_id: str) -> tuple[Effect, ...]:
+        items = self._table.query(
+            "pk = :pk AND begins_with(sk, :effect)",
+            {":pk": f"incident#{incident_id}", ":effect": "effect#"},
+        )
+        return tuple(
+            Effect(i["sk"].removeprefix("effect#"), EffectState(i["state"]), i["result"], i["at"])
+            for i in items
+        )
+
     def audit(self, incident_id: str, what: str, result: str, at: datetime) -> None:
         sk = f"audit#{stamp(at)}#{secrets.token_hex(4)}"
         self._table.put({**_key(incident_id, sk), "what": what, "result": result})
@@ -97,7 +117,9 @@ class IncidentTable:
     def reject(self, reason: str, source: str, excerpt: str, at: datetime) -> None:
         now = stamp(at)
         key = {"pk": f"rejected#{now[:10]}", "sk": f"audit#{now}#{secrets.token_hex(4)}"}
-        self._table.put({**key, "reason": reason, "source": source, "excerpt": excerpt})
+        self._table.put(
+            {**key, "reason": reason, "source": source, "excerpt": excerpt, "end": "REJECTED_EVENT"}
+        )
 
     def take_gate(self, gate: str, incident_id: str) -> str:
         key = {"pk": f"gate#{gate}", "sk": "gate"}
@@ -171,4 +193,6 @@ def _attributes(incident: Incident) -> Item:
         "human_reason": incident.human_reason,
         "opened_at": incident.opened_at,
         "closed_at": incident.closed_at,
+        "updated_at": incident.updated_at,
+        "synthetic": incident.synthetic,
     }

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+from ..domain.times import moment
 from ..ports import Registered
 from .dynamodb import Item, Table
+
+KEPT = timedelta(days=180)  # longer than any job; the table's own expiry
 
 
 class RegistrationTable:
@@ -24,6 +29,7 @@ class RegistrationTable:
                 "launch_time": registered.launch_time,
                 "instance_group": registered.group,
                 "stored_at": registered.stored_at,
+                "expires_at_epoch": int((moment(registered.stored_at) + KEPT).timestamp()),
             },
             "attribute_not_exists(job_uid) OR verified = :no",
             {":no": False},

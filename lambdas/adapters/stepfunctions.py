@@ -30,6 +30,23 @@ class StateMachine:
                     raise
 
 
+class Executions:
+    """Implements `ports.Executions`."""
+
+    def __init__(self, machine_arn: str) -> None:
+        self._prefix = machine_arn.replace(":stateMachine:", ":execution:", 1)
+
+    def status(self, name: str) -> str | None:
+        with translated(f"DescribeExecution {name}"):
+            try:
+                answer = client("stepfunctions").describe_execution(executionArn=f"{self._prefix}:{name}")
+            except ClientError as e:
+                if code_of(e) == "ExecutionDoesNotExist":
+                    return None
+                raise
+        return str(answer["status"])
+
+
 class TaskCallback:
     """Implements `ports.Callback`."""
 

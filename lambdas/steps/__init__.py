@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from . import (
+    cluster_events,
     confirm,
     contain,
     decide,
+    drill,
     ingest,
     locate,
+    reconcile,
     register,
     replace,
+    replace_by_label,
     request_approval,
     resume,
     verify,
@@ -24,6 +28,10 @@ __all__ = [
     "confirm",
     "request_approval",
     "replace",
+    "replace_by_label",
     "verify",
     "resume",
+    "reconcile",
+    "cluster_events",
+    "drill",
 ]

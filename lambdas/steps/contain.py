@@ -50,6 +50,10 @@ def run(needs: Needs, incident_id: str) -> StepResult:
         story = f"observe mode: would have contained by '{row.contain.value}' ({row.id})"
         record(needs, incident, incident.to(State.CONTAINED), story)
         return StepResult("contained", story)
+    if incident.synthetic:
+        story = f"fire drill: would have contained by '{row.contain.value}' ({row.id})"
+        record(needs, incident, incident.to(State.CONTAINED), story)
+        return StepResult("contained", story)
     permit(needs, Mode.CONTAIN, f"containment by '{row.contain.value}'")
     if row.blames_node:
         _require_quota(needs, incident, alarm.nodes)

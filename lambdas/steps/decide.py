@@ -32,7 +32,7 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     alarm = alarm_of(needs.incidents, incident)
     facts = facts_of(needs.incidents, incident, alarm, needs.settings.mode, needs.controls.read())
     decision = decide_row(evidence_of(needs.incidents, incident, alarm), facts)
-    if decision.row.blames_node:
+    if decision.row.blames_node and not incident.synthetic:
         _remember(needs, incident, decision.row.id)
     rows = incident.decided_rows
     if not rows or rows[-1] != decision.row.id:

@@ -44,6 +44,17 @@ def open_envelope(body: str, expected: DetailType) -> Envelope:
     return Envelope(id=str(event.get("id", ""))[:64], detail=detail, replayed="replay-name" in event)
 
 
+def detail_type_of(body: str) -> str:
+    """What an event says it is, "" when it cannot be read; `open_envelope` judges it."""
+    if len(body) > MAX_BODY_BYTES:
+        return ""
+    try:
+        event = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    return str(event.get("detail-type", "")) if isinstance(event, dict) else ""
+
+
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):

@@ -13,14 +13,18 @@ from training_agent.contract import Alarm, ContractError, DetailType, decode, de
 
 from ..domain import findings
 from ..domain.decision_table import Facts, systemic
+from ..domain.drill import is_drill
 from ..domain.incident import Incident, State, evidence_hash, execution_name, incident_id
 from ..domain.times import moment, stamp
 from ..ports import Bus, Clock, Delivery, HistoryEntry, Incidents, Workflow
 from ..settings import IngestSettings
-from .envelope import open_envelope
+from . import audit_result
+from .envelope import detail_type_of, open_envelope
 
 MAX_CLOCK_AHEAD = timedelta(minutes=15)  # nodes' clocks may be ten minutes off
 MAX_NAME = 256
+ALARMS_PER_HOUR = 20  # different ones, of one job
+QUOTA_WINDOW = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,8 @@ def run(needs: Needs, body: str) -> Ingested:
         RetryableError: the store or Step Functions did not answer; the queue delivers again (fail closed).
     """
     now = needs.clock.now()
+    if detail_type_of(body) == DetailType.TARGETED_AUDIT_RESULT.value:
+        return _audit_result(needs, body, now)
     try:
         envelope = open_envelope(body, DetailType.ALARM)
         alarm = decode(Alarm, envelope.detail)
@@ -57,6 +63,10 @@ def run(needs: Needs, body: str) -> Ingested:
     except ContractError as e:
         needs.incidents.reject(str(e)[:500], "SDC Alarm", body[:1000], now)
         return Ingested(rejected=str(e))
+    if not _within_quota(needs, alarm, now):
+        reason = f"more than {ALARMS_PER_HOUR} different alarms of one job within an hour"
+        needs.incidents.reject(reason, "SDC Alarm", body[:1000], now)
+        return Ingested(rejected=reason)
     groups = findings.group(alarm)
     if systemic(Facts(nodes=alarm.nodes, nodes_named=len(groups))):
         named = len(groups)  # whole nodes or camps: one incident that blames nobody, not one for each
@@ -69,6 +79,26 @@ def run(needs: Needs, body: str) -> Ingested:
         found, is_new = _take(needs, alarm, one, named, now)
         (opened if is_new else appended).append(found)
     return Ingested(tuple(opened), tuple(appended))
+
+
+def _audit_result(needs: Needs, body: str, now: datetime) -> Ingested:
+    try:
+        return Ingested(appended=(audit_result.take(needs, needs.settings, body, now),))
+    except ContractError as e:
+        needs.incidents.reject(str(e)[:500], DetailType.TARGETED_AUDIT_RESULT.value, body[:1000], now)
+        return Ingested(rejected=str(e))
+
+
+def _within_quota(needs: Needs, alarm: Alarm, now: datetime) -> bool:
+    """One job that floods cannot hide another, nor open incidents without end."""
+    subject = f"alarms#{alarm.job.uid}"
+    recent = {e.what for e in needs.incidents.history(subject, stamp(now - QUOTA_WINDOW))}
+    key = delivery_key(alarm)
+    if key not in recent and len(recent) >= ALARMS_PER_HOUR:
+        return False
+    if key not in recent:
+        needs.incidents.remember(HistoryEntry(subject, "", key, stamp(now)))
+    return True
 
 
 def _accept(settings: IngestSettings, alarm: Alarm, now: datetime) -> None:
@@ -154,4 +184,6 @@ def _new(
         ranks=group.ranks,
         opened_at=stamp(now),
         nodes_named=named,
+        synthetic=is_drill(alarm),
+        updated_at=stamp(now),
     )

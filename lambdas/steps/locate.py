@@ -14,6 +14,7 @@ from training_agent.contract import Alarm, Mode, NodeRegistration, Place, decode
 
 from ..domain import findings
 from ..domain.decision_table import Contain, evaluate
+from ..domain.drill import DRILL_INSTANCE, DRILL_NODE
 from ..domain.errors import ConflictError, NeedsHumanError, UnavailableError, WorldChangedError
 from ..domain.incident import Incident, State, Target
 from ..domain.policy import Control
@@ -44,15 +45,16 @@ def run(needs: Needs, incident_id: str) -> StepResult:
         return StepResult("located", "located before")
     alarm = alarm_of(needs.incidents, incident)
     targets = _prove(needs, incident, alarm)
-    located = replace(incident, targets=targets)
+    # Kept before the gate is taken: whoever closes this incident after a crash frees the right gate.
+    located = record(needs, incident, replace(incident, targets=targets), "proven")
     holder = needs.incidents.take_gate(gate_of(located), incident.id)
     if holder != incident.id:
         story = _join(needs, holder, located, alarm)
-        record(needs, incident, located.to(State.JOINED), story)
+        record(needs, located, located.to(State.JOINED), story)
         return StepResult("joined", story)
     where = ", ".join(f"{t.node} (GPU {', '.join(t.gpu_uuids) or 'unknown'})" for t in targets) or "the job"
     story = f"ranks {', '.join(map(str, incident.ranks)) or 'none'} are on {where}"
-    record(needs, incident, located.to(State.LOCATED), story)
+    record(needs, located, located.to(State.LOCATED), story)
     return StepResult("located", story)
 
 
@@ -98,6 +100,8 @@ def gate_of(incident: Incident) -> str:
 
 
 def _prove(needs: Needs, incident: Incident, alarm: Alarm) -> tuple[Target, ...]:
+    if incident.synthetic:
+        return (Target(DRILL_NODE, DRILL_INSTANCE, "drill", alarm.time, incident.ranks, (), True),)
     own = findings_of(alarm, incident)
     facts = facts_of(needs.incidents, incident, alarm, Mode.OBSERVE, Control(None, kill_switch=False))
     if incident.node is None and evaluate(own, facts).contain not in (Contain.CORDON, Contain.ISOLATE):

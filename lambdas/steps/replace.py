@@ -37,6 +37,7 @@ from ..ports import (
     Incidents,
     Kubernetes,
     ReplaceAnswer,
+    Replacer,
 )
 from ..settings import ReplaceSettings
 from .effects import ours, permit
@@ -62,6 +63,7 @@ class Needs:
     approvals: Approvals
     controls: Controls
     cluster: Cluster
+    replacer: Replacer
     kubernetes: Kubernetes
     bus: Bus
     clock: Clock
@@ -188,7 +190,7 @@ def _issue(
         assert standing is not None
         return _reconcile(needs, incident, standing)
     try:
-        answer = needs.cluster.replace(target.instance_id)
+        answer = needs.replacer.replace(target.instance_id)
     except ThrottledError as e:
         answer = ReplaceAnswer(accepted=False, code="Throttled", message=str(e))
     except RefusedError as e:

@@ -18,6 +18,7 @@ from .alarm import (
     Verdict,
     Vote,
 )
+from .audit_result import TargetedAuditResult
 from .codec import (
     ContractError,
     UnknownMajorError,
@@ -97,4 +98,5 @@ __all__ = [
     "instance_subject",
     "job_subject",
     "NodeRegistration",
+    "TargetedAuditResult",
 ]

@@ -43,6 +43,7 @@ class FakeIncidents:
         self.rejected: list[str] = []
         self.gates: dict[str, str] = {}
         self.effects: dict[tuple[str, str], Effect] = {}
+        self.forgotten: set[str] = set()
         self.past: list[HistoryEntry] = []
 
     def delivery(self, key: str, node: str | None) -> Delivery | None:
@@ -76,6 +77,15 @@ class FakeIncidents:
         if (incident_id, key, attempt) not in self.evidence:
             self.evidence[incident_id, key, attempt] = text
             self.restarts[incident_id] += row.delivery_key == key and row.job.attempt < attempt
+
+    def open_incidents(self) -> tuple[str, ...]:
+        return tuple(i for i in self.rows if i not in self.forgotten)
+
+    def forget_open(self, incident_id: str) -> None:
+        self.forgotten.add(incident_id)
+
+    def effects_of(self, incident_id: str) -> tuple[Effect, ...]:
+        return tuple(e for (owner, _), e in self.effects.items() if owner == incident_id)
 
     def audit(self, incident_id: str, what: str, result: str, at: datetime) -> None:
         self.trail.append((incident_id, what, result))

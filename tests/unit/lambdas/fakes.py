@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,6 +16,7 @@ from lambdas.domain.errors import CallbackGoneError, ConflictError
 from lambdas.domain.telemetry import Reading
 from lambdas.domain.times import stamp
 from lambdas.ports import ClusterFacts, ClusterNode, KubeNode, KubePod, ReplaceAnswer
+from lambdas.steps.register import JOB_UID_LABEL
 
 from .fake_stores import (
     START,
@@ -117,6 +118,12 @@ class FakeKubernetes:
     def pending_pods(self) -> tuple[KubePod, ...]:
         return tuple(p for p in self.pods.values() if p.node is None)
 
+    def cordoned(self) -> tuple[KubeNode, ...]:
+        return tuple(n for n in self.nodes.values() if n.unschedulable)
+
+    def job_pods(self) -> tuple[KubePod, ...]:
+        return tuple(p for p in self.pods.values() if JOB_UID_LABEL in p.labels)
+
     def evict(self, pod: KubePod) -> None:
         self.evicted.append(pod.name)
         self.pods.pop((pod.namespace, pod.name), None)
@@ -172,9 +179,36 @@ class FakeCallback:
         self.answers.append((task_token, output))
 
 
+class FakeExecutions:
+    """Step Functions: what was started runs until somebody says otherwise."""
+
+    def __init__(self, workflow: FakeWorkflow) -> None:
+        self.workflow = workflow
+        self.ended: dict[str, str] = {}
+
+    def status(self, name: str) -> str | None:
+        return self.ended.get(name, "RUNNING" if name in self.workflow.started else None)
+
+
+class FakeNumbers:
+    def __init__(self) -> None:
+        self.put_so_far: dict[str, float] = {}
+        self.alive: frozenset[str] = frozenset()
+
+    def put(self, numbers: Mapping[str, float]) -> None:
+        self.put_so_far.update(numbers)
+
+    def heartbeats(self, jobs: Sequence[str], since: datetime, until: datetime) -> frozenset[str]:
+        return self.alive & set(jobs)
+
+
 class FakeBus:
     def __init__(self) -> None:
         self.events: list[dict[str, object]] = []
+        self.alarms: list[str] = []
+
+    def alarm(self, detail: str) -> None:
+        self.alarms.append(detail)
 
     def state_changed(self, detail: dict[str, object]) -> None:
         self.events.append(detail)
@@ -196,7 +230,18 @@ class World:
     workflow: FakeWorkflow = field(default_factory=FakeWorkflow)
     callback: FakeCallback = field(default_factory=FakeCallback)
     bus: FakeBus = field(default_factory=FakeBus)
+    numbers: FakeNumbers = field(default_factory=FakeNumbers)
     clock: FakeClock = field(default_factory=FakeClock)
+
+    def __post_init__(self) -> None:
+        self.executions = FakeExecutions(self.workflow)
+
+    @property
+    def replacer(self) -> FakeCluster:
+        """Both ways to replace end at HyperPod."""
+        return self.cluster
+
+    labeller = replacer
 
     def install(self, monkeypatch: Any) -> None:
         """Let `wiring` hand out these instead of adapters."""

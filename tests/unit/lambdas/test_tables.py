@@ -188,7 +188,7 @@ def test_an_expired_approval_cannot_be_decided(tables: None) -> None:
 
 def test_a_verified_registration_is_not_replaced(tables: None) -> None:
     store = RegistrationTable("registrations")
-    unverified = Registered("job", 2, "node", "{}", False, "no pod", None, None, "t")
+    unverified = Registered("job", 2, "node", "{}", False, "no pod", None, None, "2026-01-01T00:00:00Z")
     verified = replace(unverified, text="{1}", verified=True, reason="", launch_time="t", group="gpu")
     store.put(unverified)
     store.put(verified)

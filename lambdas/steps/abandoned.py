@@ -1,0 +1,74 @@
+"""Incidents whose execution has ended without them: ended here, by name, with nothing touched.
+
+Used by `reconcile`. In: an open incident. Out: its terminal state, gate and locks free; the node stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from ..domain.incident import EffectState, Incident, State, execution_name
+from ..domain.times import moment, stamp
+from ..ports import Cluster, Controls, Executions, Incidents
+from .deep_check import CHECK_LOCK
+from .locate import gate_of
+from .outcome import Recorder, record
+from .replace import EFFECT, REFUSED, REPLACE_LOCK
+
+NEVER_STARTED = timedelta(minutes=15)  # the queue delivers an alarm again for so long
+ENDED = frozenset({"FAILED", "TIMED_OUT", "ABORTED", "SUCCEEDED"})
+
+
+class Undertaker(Recorder, Protocol):
+    @property
+    def controls(self) -> Controls: ...
+    @property
+    def cluster(self) -> Cluster: ...
+    @property
+    def executions(self) -> Executions: ...
+
+
+def unknown_outcomes(incidents: Incidents, incident: Incident) -> int:
+    """Effects that were begun and whose result nobody wrote down."""
+    return sum(e.state is EffectState.INTENT for e in incidents.effects_of(incident.id))
+
+
+def is_abandoned(needs: Undertaker, incident: Incident, now: datetime) -> bool:
+    """Has its execution ended, or never begun?"""
+    status = needs.executions.status(execution_name(incident))
+    if status is None:
+        return now - moment(incident.opened_at) > NEVER_STARTED
+    return status in ENDED and not needs.incidents.get(incident.id).state.terminal
+
+
+def end(needs: Undertaker, incident: Incident) -> None:
+    """Write the terminal state; an outcome that nobody knows is read from the world first."""
+    status = needs.executions.status(execution_name(incident)) or "never started"
+    requested = _settle(needs, incident)
+    last = State.REPLACEMENT_DEGRADED if requested else State.HANDED_TO_HUMAN
+    reason = incident.human_reason or f"its execution is {status}: look at the node, nothing more is done"
+    closing = replace(incident, closing=last, human_reason=reason).to(State.CLOSING)
+    saved = record(needs, incident, closing, f"execution {status}")
+    needs.incidents.free_gate(gate_of(saved), saved.id)
+    for lock in (CHECK_LOCK, REPLACE_LOCK):
+        needs.controls.unlock(lock, saved.id)
+    record(needs, saved, replace(saved, closed_at=stamp(needs.clock.now())).to(last), reason)
+
+
+def _settle(needs: Undertaker, incident: Incident) -> bool:
+    """Conclude open effects by what the world says; True when a replacement may have been requested."""
+    requested = False
+    for effect in needs.incidents.effects_of(incident.id):
+        replaces = effect.name == EFFECT or effect.name.startswith(f"{EFFECT}:")
+        requested = requested or (replaces and not effect.result.startswith(REFUSED))
+        if effect.state is EffectState.RESULT:
+            continue
+        seen = "not looked at"
+        if replaces and incident.instance_id:
+            present = any(n.instance_id == incident.instance_id for n in needs.cluster.nodes())
+            seen = f"{incident.instance_id} is {'still there' if present else 'gone'}"
+        needs.incidents.conclude(incident.id, effect.name, f"ISSUED_UNKNOWN: {seen}", needs.clock.now())
+        needs.incidents.audit(incident.id, effect.name, f"unknown outcome: {seen}", needs.clock.now())
+    return requested

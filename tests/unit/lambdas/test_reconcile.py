@@ -1,0 +1,273 @@
+"""The dead-man's look: what is stuck, silent, lost or left behind is seen, and nothing is touched for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from lambdas import handlers
+from lambdas.domain.approval import ApprovalState
+from lambdas.domain.errors import CallbackGoneError, UnavailableError
+from lambdas.domain.incident import Incident, State, execution_name
+from lambdas.domain.times import stamp
+from lambdas.steps.register import JOB_UID_LABEL
+from tests.events import builder
+
+from .drive import CONTEXT, Driver
+from .fakes import START
+
+SUSPECT = builder.INSTANCES[1]
+NODE = f"hyperpod-{SUSPECT}"
+
+
+@pytest.fixture
+def incident(driver: Driver) -> Incident:
+    driver.register()
+    (opened,) = driver.alarm(builder.alarm(builder.culprit(3)))
+    return opened
+
+
+def look(driver: Driver) -> dict[str, Any]:
+    return handlers.reconcile({}, CONTEXT)
+
+
+def later(driver: Driver, **by: float) -> None:
+    driver.world.clock.at += timedelta(**by)
+
+
+def test_a_quiet_cluster_is_quiet(driver: Driver) -> None:
+    numbers = look(driver)
+    assert numbers.pop("reconcile_done") == 1
+    assert not any(numbers.values())
+    assert driver.world.numbers.put_so_far["reconcile_done"] == 1
+
+
+def test_open_incidents_and_their_age_are_numbers(driver: Driver, incident: Incident) -> None:
+    driver.play(incident, "locate", stop="request_approval")
+    later(driver, minutes=10)
+    numbers = look(driver)
+    assert numbers["incidents_open"] == 1 and numbers["incidents_without_progress"] == 0
+    assert 600 <= numbers["oldest_open_incident_seconds"] < 610
+
+
+def test_an_incident_without_progress_is_seen(driver: Driver, incident: Incident) -> None:
+    driver.play(incident, "locate", stop="decide")
+    later(driver, hours=2)
+    assert look(driver)["incidents_without_progress"] == 1
+    assert driver.world.incidents.get(incident.id).state is State.CONTAINED  # its execution runs: not touched
+
+
+def test_waiting_for_a_human_is_progress_until_the_wait_must_have_ended(
+    driver: Driver, incident: Incident
+) -> None:
+    driver.until_asked(incident)
+    later(driver, hours=2.5)
+    assert look(driver)["incidents_without_progress"] == 0
+    later(driver, hours=1)
+    assert look(driver)["incidents_without_progress"] == 1
+
+
+@pytest.mark.parametrize("status", ["FAILED", "TIMED_OUT", "ABORTED", "SUCCEEDED"])
+def test_an_execution_that_ended_without_its_incident_ends_it_by_name(
+    driver: Driver, incident: Incident, status: str
+) -> None:
+    driver.play(incident, "locate", stop="decide")
+    driver.world.executions.ended[execution_name(incident)] = status
+    assert look(driver)["incidents_abandoned"] == 1
+    ended = driver.world.incidents.get(incident.id)
+    assert ended.state is State.HANDED_TO_HUMAN and status in ended.human_reason
+    assert not driver.world.incidents.gates
+    assert driver.world.kubernetes.nodes[NODE].unschedulable and not driver.world.cluster.calls
+    assert look(driver)["incidents_abandoned"] == 0
+
+
+def test_an_incident_whose_execution_never_started_ends_after_the_queue_gave_up(
+    driver: Driver, incident: Incident
+) -> None:
+    driver.world.workflow.started.clear()
+    assert look(driver)["incidents_abandoned"] == 0
+    later(driver, minutes=16)
+    assert look(driver)["incidents_abandoned"] == 1
+
+
+def test_a20_an_unknown_outcome_is_read_from_the_world_and_never_called_again(
+    driver: Driver, incident: Incident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    driver.answer(driver.until_asked(incident))
+    with monkeypatch.context() as patched:
+        patched.setattr(driver.world.incidents, "conclude", crash)
+        with pytest.raises(KeyboardInterrupt):
+            driver.step("replace", incident)
+    assert look(driver)["unknown_outcomes"] == 1
+    driver.world.cluster.members.pop(SUSPECT)
+    driver.world.executions.ended[execution_name(incident)] = "FAILED"
+    look(driver)
+    assert driver.world.incidents.get(incident.id).state is State.REPLACEMENT_DEGRADED
+    effect = driver.world.incidents.effect(incident.id, "replace")
+    assert effect is not None and effect.result == f"ISSUED_UNKNOWN: {SUSPECT} is gone"
+    assert driver.world.cluster.calls == [("replace", SUSPECT)] and not driver.world.controls.locks
+
+
+def test_a_decision_that_was_not_delivered_is_delivered(driver: Driver, incident: Incident) -> None:
+    link = driver.until_asked(incident)
+    driver.world.callback.error = UnavailableError("no answer")
+    assert driver.answer(link)["statusCode"] == 503
+    assert look(driver)["decisions_delivered"] == 0
+    driver.world.callback.error = None
+    assert look(driver)["decisions_delivered"] == 1
+    (row,) = driver.world.approvals.rows.values()
+    assert row.state is ApprovalState.DELIVERED
+    assert driver.world.callback.answers[0][1]["outcome"] == "approved"
+    assert look(driver)["decisions_delivered"] == 0
+
+
+def test_a_pending_question_is_never_answered_by_the_reconciler(driver: Driver, incident: Incident) -> None:
+    driver.until_asked(incident)
+    look(driver)
+    assert not driver.world.callback.answers
+
+
+def test_a_decision_nobody_waits_for_is_left_to_the_timeout_branch(
+    driver: Driver, incident: Incident
+) -> None:
+    link = driver.until_asked(incident)
+    driver.world.callback.error = CallbackGoneError("TaskTimedOut")
+    driver.answer(link)
+    assert look(driver)["decisions_delivered"] == 0
+    assert driver.step("request_approval", incident, timed_out=True)["outcome"] == "approved"
+
+
+def test_a_cordon_of_ours_without_an_incident_is_reported_and_left(driver: Driver) -> None:
+    marks = {"training.sdc/cordoned-by": "0123456789abcdef"}
+    driver.world.kubernetes.change(NODE, unschedulable=True, annotations=marks)
+    assert look(driver)["cordons_without_incident"] == 1
+    assert driver.world.kubernetes.nodes[NODE].unschedulable
+
+
+def test_a_cordon_that_its_incident_should_have_released_is_reported(
+    driver: Driver, incident: Incident
+) -> None:
+    driver.play(incident, "locate", stop="request_approval")
+    assert look(driver)["cordons_without_incident"] == 0
+    rows = driver.world.incidents.rows
+    rows[incident.id] = replace(rows[incident.id], state=State.RELEASED)
+    assert look(driver)["cordons_without_incident"] == 1
+
+
+def test_somebody_elses_cordon_is_nobodys_business(driver: Driver) -> None:
+    driver.world.kubernetes.change(NODE, unschedulable=True)
+    assert look(driver)["cordons_without_incident"] == 0
+
+
+def test_a_topic_without_a_confirmed_approver_is_a_number(driver: Driver) -> None:
+    driver.world.mail.confirmed = ()
+    assert look(driver)["approvers_without_confirmation"] == 1
+
+
+def running(driver: Driver, since: timedelta, **labels: str) -> None:
+    """The job's pods have run so long."""
+    for key, pod in driver.world.kubernetes.pods.items():
+        driver.world.kubernetes.pods[key] = replace(
+            pod, started_at=stamp(driver.world.clock.at - since), labels={**pod.labels, **labels}
+        )
+
+
+def test_a_job_without_a_heartbeat_is_a_number(driver: Driver) -> None:
+    running(driver, timedelta(hours=1), **{"training.sdc/job-name": "llama-tiny"})
+    assert look(driver)["jobs_without_heartbeat"] == 1
+    driver.world.numbers.alive = frozenset({"llama-tiny"})
+    assert look(driver)["jobs_without_heartbeat"] == 0
+
+
+def test_a_job_that_has_just_started_has_time_for_its_first_heartbeat(driver: Driver) -> None:
+    running(driver, timedelta(minutes=5), **{"training.sdc/job-name": "llama-tiny"})
+    assert look(driver)["jobs_without_heartbeat"] == 0
+
+
+def test_a_job_that_is_held_is_expected_to_be_silent(driver: Driver, incident: Incident) -> None:
+    running(driver, timedelta(hours=1), **{"training.sdc/job-name": "llama-tiny"})
+    assert look(driver)["jobs_without_heartbeat"] == 0
+
+
+def test_pods_of_other_workloads_are_no_jobs_of_ours(driver: Driver) -> None:
+    running(driver, timedelta(hours=1))
+    for key, pod in driver.world.kubernetes.pods.items():
+        driver.world.kubernetes.pods[key] = replace(pod, labels={"app": "web"})
+    assert all(JOB_UID_LABEL not in p.labels for p in driver.world.kubernetes.pods.values())
+    assert look(driver)["jobs_without_heartbeat"] == 0
+
+
+def test_an_open_breaker_is_a_number(driver: Driver) -> None:
+    driver.world.controls.open_breaker("over budget", "x", START)
+    assert look(driver)["breaker_open"] == 1
+
+
+def test_one_look_that_fails_does_not_hinder_the_others(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down() -> tuple[()]:
+        raise UnavailableError("Kubernetes")
+
+    monkeypatch.setattr(driver.world.kubernetes, "cordoned", down)
+    driver.world.mail.confirmed = ()
+    numbers = look(driver)
+    assert numbers["reconcile_failed_looks"] == 1 and numbers["approvers_without_confirmation"] == 1
+
+
+def test_ended_incidents_are_forgotten_after_an_hour(driver: Driver, incident: Incident) -> None:
+    driver.setting("MODE", "observe")
+    driver.play(incident, "locate")
+    look(driver)
+    assert driver.world.incidents.open_incidents() == (incident.id,)
+    later(driver, hours=2)
+    look(driver)
+    assert driver.world.incidents.open_incidents() == ()
+
+
+# events of the default bus
+
+
+def heard(driver: Driver, source: str, detail: Any) -> None:
+    body = json.dumps({"source": source, "detail": detail})
+    answer = handlers.reconcile({"Records": [{"messageId": "m", "body": body}]}, CONTEXT)
+    assert answer == {"batchItemFailures": []}
+
+
+METRIC_ALARM = {"alarmName": "NonfiniteGrad", "state": {"value": "ALARM"}}
+
+
+def test_a_metric_alarm_without_an_incident_means_that_an_event_was_lost(driver: Driver) -> None:
+    heard(driver, "aws.cloudwatch", METRIC_ALARM)
+    assert driver.world.numbers.put_so_far["alarms_without_incident"] == 1
+
+
+def test_a_metric_alarm_beside_its_incident_is_fine_also_when_that_has_ended(
+    driver: Driver, incident: Incident
+) -> None:
+    driver.setting("MODE", "observe")
+    driver.play(incident, "locate")
+    later(driver, minutes=6)
+    heard(driver, "aws.cloudwatch", METRIC_ALARM)
+    assert driver.world.numbers.put_so_far["alarms_without_incident"] == 0
+
+
+def test_what_hyperpod_says_of_a_suspect_is_noted_at_its_incident(driver: Driver, incident: Incident) -> None:
+    driver.play(incident, "locate", stop="contain")
+    summary = {"HealthStatus": "Unhealthy", "RepairAction": "Replace"}
+    heard(driver, "aws.sagemaker", {"InstanceId": SUSPECT, "HealthSummary": summary})
+    assert any(
+        what == "HyperPod says" and "Replace" in text for _, what, text in driver.world.incidents.trail
+    )
+
+
+@pytest.mark.parametrize("body", ["", "[]", "{}", '{"source": 1, "detail": []}', "[" * 5000])
+def test_events_that_are_none_are_left(driver: Driver, body: str) -> None:
+    answer = handlers.reconcile({"Records": [{"messageId": "m", "body": body}]}, CONTEXT)
+    assert answer == {"batchItemFailures": []}
