@@ -9,7 +9,7 @@ READY := $(VENV)/.ready-$(TORCH)
 export PYTHONPATH := $(CURDIR)
 export JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION := 1
 
-.PHONY: help demo test lint synth wheel soak clean
+.PHONY: help demo test matrix lint synth wheel soak clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -21,6 +21,9 @@ demo: $(READY)  ## one fault, all the way round; FAULT=list prints the faults, I
 
 test: $(READY)  ## all tests: unit, distributed, workflow, infra
 	@$(PY) -m pytest $(PYTEST_ARGS)
+
+matrix: $(READY)  ## the published scenario table, every layout and mode, into out/matrix.json
+	@$(PY) -m tests.matrix
 
 lint: $(READY)  ## ruff, mypy, import-linter
 	@$(PY) -m ruff check .

@@ -26,11 +26,11 @@ from training_agent.faults import FaultSpec, Injection, Persistence, Phase, Wher
 from training_agent.schedule import ScheduleWarning
 
 MODEL = ModelConfig(vocabulary=48, width=16, layers=2, heads=2, feed_forward=32, context=8)
-SNAPSHOTS = (19, 22, 29, 30)
+SNAPSHOTS = (19, 21, 29, 30)
 PHASES = {"everywhere": faults.EVERYWHERE, "step": faults.STEP_ONLY, "replays": faults.REPLAYS}
 FEATURES = {
     "deferred": "mode" in inspect.signature(attach).parameters,
-    "forward-only": "kernels" in inspect.signature(Schedule).parameters,
+    "forward-only": "deterministic" in inspect.signature(Schedule).parameters,
 }
 
 
@@ -76,17 +76,20 @@ class MatrixJob:
     def __init__(self, rank: int, layout: dict[str, Any]) -> None:
         self.rank, self.layout = rank, layout
         self._ddps: dict[bool, DistributedDataParallel] = {}
-        self._snapshots: dict[str, dict[int, Snapshot]] = {}
+        self._snapshots: dict[tuple[str, bool], dict[int, Snapshot]] = {}
+        self._fused = False
         self._poison: dict[str, Any] | None = None
 
     def run(self, case: Case, schedule: dict[str, Any], shift: int) -> Result:
         """Restore the snapshot, inject, train to the end or to the alarm."""
         dtype = case.config.dtype
-        if dtype not in self._snapshots:
-            self._snapshots[dtype] = self._healthy(dtype)
+        self._fused = case.config.mode == "deferred"  # the gate on the device needs a fused optimizer
+        kind = dtype, self._fused
+        if kind not in self._snapshots:
+            self._snapshots[kind] = self._healthy(dtype)
         self._poison = case.row.get("data_nan")
         with blinded(case.row["off"] if case.blinded else ()):
-            return self._guarded(case, schedule, shift, self._snapshots[dtype][case.start])
+            return self._guarded(case, schedule, shift, self._snapshots[kind][case.start])
 
     def _ddp(self, *, hooked: bool) -> DistributedDataParallel:
         """Wrapped once; a second one for faults inside the all-reduce, which take the comm-hook slot."""
@@ -100,7 +103,7 @@ class MatrixJob:
         torch.manual_seed(3)
         ddp.module.load_state_dict(Decoder(MODEL).state_dict())
         torch.manual_seed(self.rank)
-        optimizer = _optimizer(ddp)
+        optimizer = _optimizer(ddp, fused=self._fused)
         loss_of = _loss(dtype)
         guard = self._attach(ddp, optimizer, loss_of, Schedule(10, 10, None), {})
         kept = {}
@@ -150,7 +153,7 @@ class MatrixJob:
         ddp = self._ddp(hooked=any(f["where"] == Where.REDUCED_GRADIENT.value for f in row["faults"]))
         ddp.module.load_state_dict(at.model)
         torch.set_rng_state(at.rng)
-        optimizer = _optimizer(ddp)
+        optimizer = _optimizer(ddp, fused=self._fused)
         optimizer.load_state_dict(_copied(at.optimizer))
         guard: Any = None
         step = [case.start]
@@ -222,7 +225,7 @@ class MatrixJob:
             out.passes[str(step)] = [manifest["last_audit_pass"], manifest["last_weight_check_pass"]]
 
     def _schedule(self, values: dict[str, Any], partner: str) -> Schedule:
-        known = {k: v for k, v in values.items() if k != "kernels" or FEATURES["forward-only"]}
+        known = {k: v for k, v in values.items() if k != "deterministic" or FEATURES["forward-only"]}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ScheduleWarning)
             return Schedule(**known, partner=partner)  # type: ignore[arg-type]
@@ -238,9 +241,9 @@ class MatrixJob:
         phase: Callable[[], Any],
     ) -> Injection:
         role = fault["role"]
-        rank = (self.layout["victim"] - shift) % self.layout["ranks"] if role == "replayer" else None
-        if role is not None and rank is None:
-            rank = self.layout[role]
+        rank = role if role is None or isinstance(role, int) else self.layout.get(role)
+        if role == "replayer":
+            rank = (self.layout["victim"] - shift) % self.layout["ranks"]
         block = ddp.module.blocks[1]
         spec = FaultSpec(
             Where(fault["where"]),
@@ -283,8 +286,8 @@ def _loss(dtype: str) -> Callable[..., Tensor]:
     return compute_loss
 
 
-def _optimizer(ddp: DistributedDataParallel) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(ddp.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
+def _optimizer(ddp: DistributedDataParallel, *, fused: bool) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(ddp.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=fused)
 
 
 def _state(ddp: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:

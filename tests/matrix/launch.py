@@ -12,8 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def launch(module: str, ranks: int, folder: Path, *args: str, timeout: float) -> None:
-    """Run `python -m module folder *args` on every rank and wait.
+def launch(module: str, ranks: int, folder: Path, *args: str, timeout: float, gpus: int = 2) -> None:
+    """Run `python -m module folder *args` on every rank, `gpus` of them on a node, and wait.
 
     Raises:
         RuntimeError: a rank failed or the time is over; with the end of the log of the first that failed.
@@ -26,6 +26,7 @@ def launch(module: str, ranks: int, folder: Path, *args: str, timeout: float) ->
         own = {
             "RANK": str(rank),
             "WORLD_SIZE": str(ranks),
+            "LOCAL_RANK": str(rank % gpus),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",

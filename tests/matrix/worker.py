@@ -1,6 +1,6 @@
 """One rank of one layout: runs its cases in one process group and writes the raw results.
 
-Usage: worker.py OUT_DIR LAYOUT full|short, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+Usage: worker.py OUT_DIR LAYOUT full|short|<number of sampled cases>, with RANK and friends set.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tests.matrix import judge, rows
+from tests.matrix import judge, rows, sample
 from tests.matrix.job import FEATURES, MatrixJob
 
 
@@ -28,7 +28,12 @@ def main(out: Path, layout: str, form: str) -> None:
     job = MatrixJob(rank, table["layouts"][layout])
     found = {}
     begun = time.monotonic()
-    for case in rows.cases(table, layout, short=form == "short"):
+    cases = (
+        sample.cases(table, layout, int(form))
+        if form.isdecimal()
+        else rows.cases(table, layout, short=form == "short")
+    )
+    for case in cases:
         if rows.lacking(case, table, FEATURES):
             continue
         schedule = table["schedules"][case.row["schedule"]]

@@ -198,3 +198,9 @@ TRIALS: dict[str, Trial] = {
     "a moment of rank 3 flipped before the save": optimizer_state,
     "ranks 1 and 3 wrong with identical bits": two_identical,
 }
+
+SHORT = (
+    "NaN in the data of rank 3",
+    "a user's post-accumulate hook",
+    "ranks 1 and 3 wrong with identical bits",
+)

@@ -1,6 +1,6 @@
 """One rank of six: the published table under the ported design, then every trial under both designs.
 
-Usage: worker.py OUT_DIR table|trials|all, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+Usage: worker.py OUT_DIR table|trials|short|all, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from tests.matrix import judge, rows
 from tests.published import table as published
-from tests.published.trials import TRIALS, Loop
+from tests.published.trials import SHORT, TRIALS, Loop
 
 LAYOUT = "6x3"
 
@@ -31,15 +31,15 @@ def main(out: Path, part: str) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     table = rows.load()
     found: dict[str, Any] = {}
-    if part in ("table", "all"):
+    if part != "trials":
         job = published.PublishedJob(rank, table["layouts"][LAYOUT])
-        for case in published.cases(table, LAYOUT):
+        for case in published.cases(table, LAYOUT, short=part == "short"):
             schedule = table["schedules"][case.row["schedule"]]
             found[case.key] = asdict(job.run(case, schedule, judge.shift_of(case, table)))
-    if part in ("trials", "all"):
-        for name, trial in TRIALS.items():
+    if part != "table":
+        for name in SHORT if part == "short" else TRIALS:
             for design in ("published", "ours"):
-                found[f"{name}|{design}"] = trial(Loop(design))
+                found[f"{name}|{design}"] = TRIALS[name](Loop(design))
     (out / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

@@ -1,0 +1,53 @@
+"""Sensitivity and false alarms: small forms in `make test`, the whole in `make soak`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.matrix import false_alarms, sensitivity
+from tests.matrix.markdown import section
+from training_agent.faults import Flip
+
+
+def test_flips_are_counted_as_seen_harmless_or_missed() -> None:
+    count = sensitivity.computed_place("weight gradient", "fp32", sensitivity.single, bits=2, seeds=2)
+    assert count.flips == 4 and count.seen["deterministic audit"] == 4 - count.harmless
+    assert not count.seen["forward-only audit"] and not count.missed_bits
+
+
+def test_a_flip_of_the_reduced_gradient_is_missed_and_said_to_be() -> None:
+    count = sensitivity.stored_place("reduced gradient", lambda _b, _s: (3, Flip((3,))), seeds=1)
+    assert count.missed_bits[3] + count.harmless == count.flips == 32
+    assert count.missed_bits[3] > 0
+
+
+def test_a_flip_of_a_weight_is_always_seen() -> None:
+    count = sensitivity.stored_place("weights", sensitivity.single, seeds=1)
+    assert (count.seen["weight check"], count.harmless) == (32, 0)
+
+
+def test_tables_in_the_docs_have_the_shape_of_their_commands() -> None:
+    written = section("sensitivity").splitlines()
+    assert written[0].count("|") == len(sensitivity.CHECKS) + 6
+    places = sum(1 for _ in range(3)) * 9
+    assert len(written) == 2 + places
+    assert section("false alarms").splitlines()[-1].startswith("| all | ")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_every_flip_of_a_weight_and_of_a_computation_is_seen_by_its_check() -> None:
+    for name, count in sensitivity.rows(sensitivity.SEEDS):
+        if "reduced gradient" not in name:
+            assert not count.missed_bits, name
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_no_false_alarm_in_ten_thousand_audited_steps() -> None:
+    found = false_alarms.count(false_alarms.STEPS, timeout=7200)
+    assert not [r["alarm"] for ranks in found.values() for r in ranks if r["alarm"]]
+    audited = sum(ranks[0]["audits_passed"] for ranks in found.values())
+    skipped = sum(ranks[0]["skipped_by_scaler"] for ranks in found.values())
+    assert audited >= 10_000 - skipped
+    assert all(r["tensors_compared"] and r["bytes_compared"] for ranks in found.values() for r in ranks)
