@@ -1,0 +1,172 @@
+"""A targeted audit's result and telemetry: evidence that is believed only as far as its source reaches."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lambdas.adapters.prometheus import Prometheus, _value
+from lambdas.domain.errors import RefusedError, UnavailableError
+from lambdas.domain.incident import CheckResult, Incident
+from lambdas.domain.telemetry import Measure, Reading, lines
+from tests.events import builder
+from training_agent.contract import Finding, FindingKind, Verdict
+
+from .drive import Driver
+
+SUSPECT = builder.INSTANCES[1]
+RECORDED = Path(__file__).parents[2] / "events" / "audit-result-repeats.json"
+
+
+@pytest.fixture
+def checking(driver: Driver) -> Incident:
+    """A transient verdict whose deep check is under way."""
+    driver.register()
+    (incident,) = driver.alarm(builder.alarm(builder.pair(3, Verdict.TRANSIENT)))
+    assert driver.play(incident, "locate", stop="confirm") == "confirm"
+    assert driver.step("confirm", incident)["outcome"] == "waiting"
+    return incident
+
+
+def result(incident: Incident, **changes: Any) -> dict[str, Any]:
+    event: dict[str, Any] = json.loads(RECORDED.read_text())
+    event["detail"].update({"incident_id": incident.id, **changes})
+    return event
+
+
+def test_a_recorded_result_that_computed_wrong_again_resumes_confirm(
+    driver: Driver, checking: Incident
+) -> None:
+    driver.send(result(checking))
+    assert driver.step("confirm", checking)["outcome"] == "confirmed"
+    assert driver.step("decide", checking)["outcome"] == "approve"
+    driver.ask(checking)
+    text = " ".join(driver.world.mail.sent[-1][2].split())
+    assert "Targeted audit: computed wrong again (capsule 9f86d081884c" in text
+
+
+def test_a_result_that_passed_releases_nothing_by_itself(driver: Driver, checking: Incident) -> None:
+    driver.send(result(checking, passed=True))
+    assert driver.step("confirm", checking)["outcome"] == "waiting"
+    incident = driver.world.incidents.get(checking.id)
+    assert incident.deep_check.result is CheckResult.RUNNING and incident.audits[0].passed
+
+
+def test_a_pass_does_not_hide_a_failure(driver: Driver, checking: Incident) -> None:
+    driver.send(result(checking, passed=True), result(checking))
+    assert [a.passed for a in driver.world.incidents.get(checking.id).audits] == [True, False]
+    assert driver.step("confirm", checking)["outcome"] == "confirmed"
+
+
+def test_a_result_delivered_often_is_one_claim(driver: Driver, checking: Incident) -> None:
+    driver.send(*[result(checking)] * 5)
+    assert len(driver.world.incidents.get(checking.id).audits) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"incident_id": "0" * 16},
+        {"incident_id": "../../x"},
+        {"instance_id": builder.INSTANCES[0]},
+        {"capsule_hash": "short"},
+        {"capsule_hash": "Z" * 64},
+        {"cluster": "another"},
+        {"passed": "yes"},
+        {"time": "2025-01-01T00:00:00Z"},
+        {"time": "yesterday"},
+        {"schema_version": "2.0"},
+    ],
+)
+def test_a_result_that_does_not_match_is_recorded_and_not_believed(
+    driver: Driver, checking: Incident, changes: dict[str, Any]
+) -> None:
+    before = len(driver.world.incidents.rejected)
+    driver.send(result(checking, **changes))
+    assert driver.world.incidents.get(checking.id).audits == ()
+    assert len(driver.world.incidents.rejected) == before + 1
+
+
+def test_t4_a_replayed_result_is_recorded_only(driver: Driver, checking: Incident) -> None:
+    driver.send({**result(checking), "replay-name": "again"})
+    assert driver.world.incidents.get(checking.id).audits == ()
+
+
+def test_a_result_for_an_incident_that_has_ended_changes_nothing(driver: Driver) -> None:
+    driver.setting("MODE", "observe")
+    driver.register()
+    (incident,) = driver.alarm(builder.alarm(builder.pair(3, Verdict.TRANSIENT)))
+    driver.play(incident, "locate")
+    before = driver.world.incidents.get(incident.id)
+    driver.send(result(incident))
+    assert driver.world.incidents.get(incident.id) == before
+
+
+# telemetry
+
+
+def confirmed(driver: Driver) -> Incident:
+    driver.setting("DEEP_CHECK_ENABLED", "false")
+    driver.register()
+    finding = Finding(FindingKind.NONFINITE, rank=3, place=builder.places()[3], reproduced=False)
+    (incident,) = driver.alarm(builder.alarm(finding))
+    driver.play(incident, "locate")
+    return driver.world.incidents.get(incident.id)
+
+
+def test_telemetry_is_shown_to_the_human_and_decides_nothing(driver: Driver) -> None:
+    driver.world.telemetry.readings = (Reading(Measure.ECC_DOUBLE_BIT, 2.0), Reading(Measure.XID, None))
+    incident = confirmed(driver)
+    assert incident.telemetry == ("uncorrected ECC errors: 2", "last Xid: no data")
+    assert "uncorrected ECC errors: 2" in driver.world.mail.sent[-1][2]
+
+
+@pytest.mark.parametrize(
+    "readings", [None, (), tuple(Reading(m, None) for m in Measure)], ids=["none", "empty", "no data"]
+)
+def test_absence_of_evidence_is_never_shown_as_health(
+    driver: Driver, readings: tuple[Reading, ...] | None
+) -> None:
+    driver.world.telemetry.readings = readings
+    incident = confirmed(driver)
+    assert incident.telemetry is not None
+    (line,) = incident.telemetry
+    assert "says nothing about" in line
+
+
+def test_telemetry_that_cannot_be_read_stops_nobody(driver: Driver) -> None:
+    driver.world.telemetry.error = UnavailableError("Prometheus query: no answer")
+    incident = confirmed(driver)
+    assert incident.telemetry is not None and "could not be read" in incident.telemetry[0]
+
+
+def test_zero_is_a_value_and_not_the_absence_of_one() -> None:
+    assert lines((Reading(Measure.XID, 0.0),)) == ("last Xid: 0",)
+
+
+def test_answers_of_the_query_api() -> None:
+    def body(result: list[Any], status: str = "success") -> bytes:
+        return json.dumps({"status": status, "data": {"resultType": "vector", "result": result}}).encode()
+
+    assert _value(body([{"metric": {}, "value": [1700000000.0, "3"]}])) == 3.0
+    assert _value(body([])) is None
+    for unreadable in (b"", b"<html>", b"[]", b'{"status": "success"}', body([{"value": []}])):
+        with pytest.raises(RefusedError):
+            _value(unreadable)
+
+
+def test_no_workspace_is_no_telemetry_and_ids_cannot_change_the_query(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    assert Prometheus("").around(("GPU-1",), now) is None
+    asked: list[str] = []
+    prometheus = Prometheus("https://aps.example.com/workspaces/ws-1/")
+    monkeypatch.setattr(prometheus, "_highest", lambda query, at: asked.append(query))
+    readings = prometheus.around(("GPU-1a", 'x"} or up{a="'), now)
+    assert readings is not None and len(readings) == len(Measure)
+    assert asked[0] == 'max(max_over_time(DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{UUID=~"GPU-1a"}[30m]))'
