@@ -8,7 +8,7 @@ The page or the signed route decides; `replace` and `resume` re-read the row.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from training_agent.contract import Alarm
@@ -54,13 +54,16 @@ def _ask(needs: Needs, incident_id: str, task_token: str) -> StepResult:
     alarm = alarm_of(needs.incidents, before)
     standing = needs.approvals.get(before.approval_id) if before.approval_id else None
     approvers = needs.mail.approvers()
-    if not approvers and standing is None:
+    if not approvers and (standing is None or not standing.mailed):
         raise NoApproverError("NO_APPROVER: no e-mail subscription of the approval topic is confirmed")
-    if before.decision_row is None or before.approval_id is None or not _has_subject(before):
+    if before.decision_row is None or not _has_subject(before):
         raise NeedsHumanError("no proven node or no decision: nothing can be approved")
-    approval = standing or _approval(needs, before, alarm)
+    asked = before.to(State.AWAITING_APPROVAL)
+    if asked.approval_id is None:  # decided by the version before, which numbered no questions
+        asked = replace(asked, asks=asked.asks + 1, approval_id=f"{asked.id}-{asked.asks + 1}")
+    approval = standing or _approval(needs, asked, alarm)
     needs.approvals.create(approval, task_token)
-    incident = record(needs, before, before.to(State.AWAITING_APPROVAL), f"asked for {approval.action.value}")
+    incident = record(needs, before, asked, f"asked for {approval.action.value}")
     if standing is not None and standing.state is not ApprovalState.PENDING:
         return StepResult("asked", f"the standing question is {standing.state.value}")
     missing = [a for a in approvers if not approval.mailed_to(a)]

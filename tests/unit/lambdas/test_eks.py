@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -110,3 +111,30 @@ def test_a_refused_token_is_made_anew(cluster: Any, monkeypatch: pytest.MonkeyPa
         with pytest.raises(UnavailableError):
             kubernetes.node(NODE.name)
     assert len(made) == 2
+
+
+def test_cordoned_nodes_and_the_jobs_pods_are_found_with_their_start(cluster: Any) -> None:
+    meta = SimpleNamespace(
+        name="n", namespace="training", uid="u", resource_version="1", labels={}, annotations={},
+        deletion_timestamp=None,
+    )  # fmt: skip
+    node = SimpleNamespace(metadata=meta, spec=SimpleNamespace(unschedulable=True))
+    kubernetes, _ = cluster(SimpleNamespace(items=[node]))
+    assert [n.name for n in kubernetes.cordoned()] == ["n"]
+    began = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    status = SimpleNamespace(phase="Running", start_time=began)
+    pod = SimpleNamespace(metadata=meta, spec=SimpleNamespace(node_name=None), status=status)
+    kubernetes, _ = cluster(SimpleNamespace(items=[pod]))
+    assert kubernetes.job_pods()[0].started_at == "2026-01-01T00:00:00.000000Z"
+    assert kubernetes.pending_pods()[0].node is None
+
+
+def test_the_label_is_patched_under_the_version_that_was_read(cluster: Any) -> None:
+    kubernetes, api = cluster(object())
+    kubernetes.label_node(NODE, {"a": "b"})
+    ((name, (target, body)),) = api.calls
+    assert (name, target) == ("patch_node", NODE.name)
+    assert body == {"metadata": {"resourceVersion": "7", "labels": {"a": "b"}}}
+    gone, _ = cluster(ApiException(status=404))
+    with pytest.raises(RefusedError):
+        gone.label_node(NODE, {"a": "b"})

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
-from typing import Any
+from datetime import datetime, timezone
 
 import boto3
 import pytest
 
 from lambdas.adapters.approvals import ApprovalTable
-from lambdas.adapters.controls import ControlTable
 from lambdas.adapters.incidents import IncidentTable
 from lambdas.adapters.quarantine import QuarantineTable
 from lambdas.adapters.registrations import RegistrationTable
 from lambdas.domain.approval import Action, Answer, Approval, ApprovalState, Fact, Link
 from lambdas.domain.errors import (
     ConflictError,
-    HaltedError,
-    RefusedError,
 )
-from lambdas.domain.incident import Incident, State, Target, incident_id
+from lambdas.domain.incident import NO_INCIDENT, Incident, State, Target, incident_id
 from lambdas.ports import Delivery, HistoryEntry, Registered
 from tests.events import builder
 from training_agent.contract import Check, Mode, encode
@@ -107,6 +103,40 @@ def test_an_intent_is_written_once(tables: None) -> None:
     store.conclude("x", "replace", "accepted", NOW)
     effect = store.effect("x", "replace")
     assert effect is not None and effect.result == "accepted"
+
+
+def test_open_incidents_are_listed_until_they_are_forgotten(tables: None) -> None:
+    store, first, second = IncidentTable("incidents"), an_incident(), an_incident(2)
+    store.open(first, "alarm", None)
+    store.open(second, "alarm", store.delivery("key", first.node))
+    assert set(store.open_incidents()) == {first.id, second.id}
+    store.forget_open(first.id)
+    assert store.open_incidents() == (second.id,)
+    assert store.get(first.id).id == first.id  # only the list forgets
+
+
+def test_effects_of_an_incident_are_listed_with_their_results(tables: None) -> None:
+    store = IncidentTable("incidents")
+    store.intend("x", "replace", NOW)
+    store.intend("x", "cordon:node", NOW)
+    store.conclude("x", "cordon:node", "cordoned", NOW)
+    assert {(e.name, e.result) for e in store.effects_of("x")} == {
+        ("replace", ""),
+        ("cordon:node", "cordoned"),
+    }
+    assert store.effects_of("y") == ()
+
+
+def test_events_that_open_no_incident_have_an_end_of_their_own(tables: None) -> None:
+    store, incident = IncidentTable("incidents"), an_incident()
+    store.open(incident, "alarm", None)
+    store.append_evidence(incident.id, "key", 1, "text", NOW)
+    store.reject("not JSON", "SDC Alarm", "{", NOW)
+    (duplicate,) = store._table.query(
+        "pk = :pk AND begins_with(sk, :e)", {":pk": f"incident#{incident.id}", ":e": "evidence#"}
+    )
+    (rejected,) = store._table.query("pk = :pk", {":pk": "rejected#2026-01-01"})
+    assert (duplicate["end"], rejected["end"]) == NO_INCIDENT[::-1]
 
 
 def test_history_is_idempotent_and_by_time(tables: None) -> None:
@@ -206,75 +236,3 @@ def test_a_quarantine_row_belongs_to_the_incident_that_holds_it(tables: None) ->
     item = store._table.get({"subject": "instance#i"}) or {}
     assert item["state"] == "released" and item["released_at"] and item["delivery_key"] == "key"
     assert (store._table.get({"subject": "mode"}) or {})["mode"] == "replace"
-
-
-def put_control(key: str, value: Any) -> None:
-    boto3.resource("dynamodb").Table("controls").put_item(Item={"key": key, "value": value})
-
-
-@pytest.mark.parametrize(("value", "on"), [(True, True), (False, False), ("off", True), ("", True)])
-def test_anything_but_a_clear_no_is_a_kill_switch(tables: None, value: Any, on: bool) -> None:
-    put_control("kill_switch", value)
-    assert ControlTable("controls").read().kill_switch is on
-
-
-def test_control_rows_default_to_the_deployed_mode_and_no_kill_switch(tables: None) -> None:
-    control = ControlTable("controls").read()
-    assert control.mode is None and control.kill_switch is False
-    put_control("mode", "contain")
-    assert ControlTable("controls").read().mode is Mode.CONTAIN
-
-
-def test_an_unreadable_mode_halts(tables: None) -> None:
-    put_control("mode", "full speed")
-    with pytest.raises(HaltedError):
-        ControlTable("controls").read()
-
-
-def test_a_lock_has_one_holder(tables: None) -> None:
-    store = ControlTable("controls")
-    assert store.lock("replacement", "a") and store.lock("replacement", "a")
-    assert not store.lock("replacement", "b")
-    store.unlock("replacement", "b")
-    assert not store.lock("replacement", "b")
-    store.unlock("replacement", "a")
-    assert store.lock("replacement", "b")
-
-
-def test_replacements_are_remembered(tables: None) -> None:
-    store = ControlTable("controls")
-    assert store.replacements("gpu") == {}
-    store.count_replacement("gpu", "a", NOW)
-    store.count_replacement("gpu", "b", NOW)
-    store.count_replacement("cpu", "c", NOW)
-    assert store.replacements("gpu") == {"a": NOW, "b": NOW}
-
-
-def test_the_list_of_replacements_is_pruned_after_a_day(tables: None) -> None:
-    store = ControlTable("controls")
-    for hour in range(0, 60, 6):
-        store.count_replacement("gpu", f"i{hour}", NOW + timedelta(hours=hour))
-    assert list(store.replacements("gpu")) == ["i36", "i42", "i48", "i54"]
-
-
-def test_the_breaker_opens_once_and_only_a_human_closes_it(tables: None) -> None:
-    store = ControlTable("controls")
-    assert not store.breaker().open
-    assert not store.close_breaker("nothing to close", "arn", NOW)
-    store.open_breaker("over budget", "a", NOW)
-    store.open_breaker("again", "b", NOW)
-    assert store.breaker().open and store.breaker().reason == "over budget"
-    assert store.close_breaker("looked at it", "arn:aws:iam::1:user/a", NOW)
-    assert not store.breaker().open
-    store.open_breaker("once more", "c", NOW)
-    assert store.breaker().reason == "once more"
-
-
-def test_a_breaker_row_that_is_not_clearly_closed_is_open(tables: None) -> None:
-    put_control("breaker", "whatever")
-    assert ControlTable("controls").breaker().open
-
-
-def test_a_missing_table_is_refused_and_not_taken_for_empty(tables: None) -> None:
-    with pytest.raises(RefusedError):
-        ControlTable("nowhere").read()

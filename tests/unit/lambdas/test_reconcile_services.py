@@ -1,0 +1,101 @@
+"""What the reconciler asks of Step Functions, CloudWatch and HyperPod, by botocore's stubber. No sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from botocore.stub import Stubber
+
+from lambdas.adapters import aws
+from lambdas.adapters.cloudwatch import CloudWatch
+from lambdas.adapters.eventbus import EventBus
+from lambdas.adapters.sagemaker import HyperPod
+from lambdas.adapters.stepfunctions import Executions
+from lambdas.domain.errors import RefusedError, UnavailableError
+
+NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
+MACHINE = "arn:aws:states:us-east-1:123456789012:stateMachine:IncidentWorkflow-1"
+Stubs = Callable[[str], Stubber]
+
+
+@pytest.fixture
+def stub(clients: None) -> Iterator[Stubs]:
+    made: list[Stubber] = []
+
+    def make(service: str) -> Stubber:
+        made.append(Stubber(aws.client(service)))
+        made[-1].activate()
+        return made[-1]
+
+    yield make
+    for stubber in made:
+        stubber.assert_no_pending_responses()
+        stubber.deactivate()
+
+
+def test_an_execution_is_found_by_its_name(stub: Stubs) -> None:
+    arn = "arn:aws:states:us-east-1:123456789012:execution:IncidentWorkflow-1:abc-1"
+    answer = {"executionArn": arn, "stateMachineArn": MACHINE, "status": "TIMED_OUT", "startDate": NOW}
+    stub("stepfunctions").add_response("describe_execution", answer, {"executionArn": arn})
+    assert Executions(MACHINE).status("abc-1") == "TIMED_OUT"
+
+
+def test_an_execution_that_never_was_is_none_and_a_refusal_is_not(stub: Stubs) -> None:
+    states = stub("stepfunctions")
+    states.add_client_error("describe_execution", "ExecutionDoesNotExist")
+    states.add_client_error("describe_execution", "AccessDeniedException")
+    assert Executions(MACHINE).status("abc-1") is None
+    with pytest.raises(RefusedError):
+        Executions(MACHINE).status("abc-1")
+
+
+def test_numbers_carry_the_cluster_and_nothing_else(stub: Stubs) -> None:
+    expected = {
+        "Namespace": "TrainingSDC",
+        "MetricData": [
+            {"MetricName": "breaker_open", "Dimensions": [{"Name": "Cluster", "Value": "demo"}], "Value": 1.0}
+        ],
+    }
+    stub("cloudwatch").add_response("put_metric_data", {}, expected)
+    CloudWatch("demo").put({"breaker_open": 1})
+
+
+def test_heartbeats_are_read_over_all_pages_and_by_job(stub: Stubs) -> None:
+    numbers = stub("cloudwatch")
+    seen = {"Id": "j1", "Timestamps": [NOW], "Values": [3.0]}
+    numbers.add_response(
+        "get_metric_data",
+        {"MetricDataResults": [{"Id": "j0", "Timestamps": [], "Values": []}], "NextToken": "more"},
+    )
+    numbers.add_response("get_metric_data", {"MetricDataResults": [seen]})
+    found = CloudWatch("demo").heartbeats(("silent", "alive"), NOW - timedelta(minutes=10), NOW)
+    assert found == {"alive"}
+
+
+@pytest.mark.parametrize(
+    ("status", "superseded"), [("Superseded", True), ("Done", False), ("InProgress", False)]
+)
+def test_a_superseded_check_is_what_hyperpod_calls_so(stub: Stubs, status: str, superseded: bool) -> None:
+    operation = {
+        "OperationId": "o" * 12,
+        "ClusterArn": "arn:aws:sagemaker:us-east-1:123456789012:cluster/demo00000000",
+        "Type": "DeepHealthCheck",
+        "Status": status,
+        "CreationTime": NOW,
+    }
+    stub("sagemaker").add_response("list_cluster_operations", {"ClusterOperationSummaries": [operation]})
+    assert HyperPod("demo").check_superseded("i-0a1b2c3d4e5f60002") is superseded
+
+
+def test_an_operation_list_that_is_not_there_tells_nothing(stub: Stubs) -> None:
+    stub("sagemaker").add_client_error("list_cluster_operations", "UnknownOperationException")
+    assert not HyperPod("demo").check_superseded("i-0a1b2c3d4e5f60002")
+
+
+def test_a_drill_that_the_bus_did_not_take_is_an_error(stub: Stubs) -> None:
+    failed = {"FailedEntryCount": 1, "Entries": [{"ErrorCode": "InternalFailure"}]}
+    stub("events").add_response("put_events", failed)
+    with pytest.raises(UnavailableError):
+        EventBus("bus").alarm("{}")
