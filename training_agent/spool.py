@@ -1,7 +1,8 @@
 """Alarms on the disk before anything else, so that none is lost when the process is killed right after.
 
-`<delivery key>.json` holds the alarm; `<delivery key>.sent` beside it says that the bus has taken it. Written
-by the reporter in `alarm`, read by the reporter of the next start, which sends what has no mark.
+`<name>.json` holds the alarm; `<name>.sent` beside it says that the bus has taken it; the name is that of the
+alarm in its attempt (`name_of`). Written by the reporter in `alarm`, read by the reporter of the next start,
+which sends what has no mark.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from .contract import Alarm, ContractError, decode, delivery_key, encode
+from .contract import Alarm, ContractError, decode, delivery_key, encode, occurrence_key
 from .log_line import utc_now
 from .settings import AgentSettings
 from .shared_files import write_atomic
+
+
+def name_of(alarm: Alarm) -> str:
+    """The alarm's name in the spool: a released job may alarm again with the same delivery key."""
+    return occurrence_key(delivery_key(alarm), alarm.job.attempt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,26 +29,26 @@ class Spool:
     folder: Path
 
     def put(self, alarm: Alarm) -> str:
-        """Store the alarm durably and return its delivery key; the first rank's file stands.
+        """Store the alarm durably and return its name; the first rank's file stands.
 
         Raises
         ------
         OSError: the disk is full or not writable.
         """
-        key = delivery_key(alarm)
-        path = self.folder / f"{key}.json"
+        name = name_of(alarm)
+        path = self.folder / f"{name}.json"
         if not path.exists():
             write_atomic(path, encode(alarm).encode())
-        return key
+        return name
 
-    def mark_sent(self, key: str) -> None:
+    def mark_sent(self, name: str) -> None:
         """Note that the bus has taken the alarm.
 
         Raises
         ------
-        OSError: as `put`; the next start then sends it again, under the same key.
+        OSError: as `put`; the next start then sends it again, under the same delivery key.
         """
-        write_atomic(self.folder / f"{key}.sent", utc_now().encode())
+        write_atomic(self.folder / f"{name}.sent", utc_now().encode())
 
     def unsent(self) -> tuple[Alarm, ...]:
         """Alarms without a mark, oldest first; files that are not alarms are left alone.

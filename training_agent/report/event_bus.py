@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ..contract import EVENT_SOURCE, MAX_DETAIL_BYTES, Alarm, DetailType, delivery_key, encode
+from ..contract import EVENT_SOURCE, MAX_DETAIL_BYTES, Alarm, DetailType, encode
+from ..spool import name_of
 
 T = TypeVar("T")
 
@@ -20,7 +21,7 @@ MAX_CALL_BYTES = 250_000  # below the 256 KB that older limits give; the newer 1
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event to be; `key` is the delivery key of an alarm, None for other events."""
+    """One event to be; `key` is an alarm's name in the spool, None for other events."""
 
     detail_type: DetailType
     detail: str  # JSON, under `MAX_DETAIL_BYTES`
@@ -37,7 +38,7 @@ def alarm_event(alarm: Alarm) -> Event:
 
     The findings, and with them the delivery key, are never cut.
     """
-    key = delivery_key(alarm)
+    key = name_of(alarm)
     event = Event(DetailType.ALARM, encode(alarm), key)
     if not event.fits:
         slim = replace(

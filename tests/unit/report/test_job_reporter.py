@@ -19,7 +19,7 @@ from training_agent.contract import Alarm, Check, FindingKind, NodeRegistration,
 from training_agent.quarantine import entries_of, read_record
 from training_agent.report import StepChecks, choose_publishers, job_reporter
 from training_agent.report.metrics import MetricState
-from training_agent.spool import Spool
+from training_agent.spool import Spool, name_of
 
 from .builders import ROOT, FakeAws, a_finding, a_place, a_registration, an_alarm, settings_of
 
@@ -46,8 +46,8 @@ def test_an_alarm_stands_everywhere_when_the_call_returns(
     job_reporter(settings_of(tmp_path, termination_log=log), 0, client=aws.factory).alarm(alarm)
 
     key = delivery_key(alarm)
-    assert (tmp_path / "spool" / f"{key}.json").exists()
-    assert (tmp_path / "spool" / f"{key}.sent").exists()
+    assert (tmp_path / "spool" / f"{name_of(alarm)}.json").exists()
+    assert (tmp_path / "spool" / f"{name_of(alarm)}.sent").exists()
     assert read_record(tmp_path).entries == entries_of(alarm)
     assert "named ranks: 1" in log.read_text()
     (line,) = logged(capsys, "alarm")
@@ -65,7 +65,7 @@ def test_the_spool_is_written_before_anything_else(
 
     class Watching(FakeAws):
         def put_events(self, Entries: list[dict[str, Any]]) -> dict[str, Any]:  # noqa: N803
-            seen.append((tmp_path / "spool" / f"{delivery_key(alarm)}.json").exists())
+            seen.append((tmp_path / "spool" / f"{name_of(alarm)}.json").exists())
             return super().put_events(Entries)
 
     job_reporter(settings_of(tmp_path), 0, client=Watching().factory).alarm(alarm)

@@ -12,6 +12,7 @@ from training_agent.contract.alarm import Alarm
 from training_agent.report import publisher as module
 from training_agent.report.event_bus import Event, alarm_event, batches, put
 from training_agent.report.publisher import Publisher
+from training_agent.spool import name_of
 
 from .builders import FakeAws, a_finding, an_alarm, eventually
 
@@ -60,7 +61,7 @@ def test_a13_twelve_alarms_are_two_calls_and_only_the_refused_entry_is_sent_agai
     assert publisher.flush(10)
     assert aws.calls == [1, 10, 2, 1]  # the first one is the registration that held the queue
     assert sorted(steps(aws)) == list(range(1, 13))
-    assert {e.key for e in sent if e.key} == {delivery_key(an_alarm(step=s)) for s in range(1, 13)}
+    assert {e.key for e in sent if e.key} == {name_of(an_alarm(step=s)) for s in range(1, 13)}
     assert publisher.dropped == 0
 
 
@@ -174,4 +175,5 @@ def test_an_alarm_too_large_for_an_event_goes_without_its_votes_under_the_same_k
     assert len(event.detail) < MAX_DETAIL_BYTES
     slim = decode(Alarm, event.detail)
     assert slim.findings == alarm.findings
-    assert event.key == delivery_key(alarm) == delivery_key(slim)
+    assert event.key == name_of(alarm) == name_of(slim)
+    assert delivery_key(alarm) == delivery_key(slim)

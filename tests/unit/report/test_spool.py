@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from training_agent.contract import decode, delivery_key
+from training_agent.contract import decode
 from training_agent.contract.alarm import Alarm
 from training_agent.shared_files import write_atomic
-from training_agent.spool import Spool
+from training_agent.spool import Spool, name_of
 
 from .builders import an_alarm
 
@@ -18,7 +19,7 @@ def test_an_alarm_is_unsent_until_it_is_marked(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     assert spool.unsent() == ()
     key = spool.put(an_alarm())
-    assert key == delivery_key(an_alarm())
+    assert key == name_of(an_alarm())
     assert spool.unsent() == (an_alarm(),)
     spool.mark_sent(key)
     assert spool.unsent() == ()
@@ -57,3 +58,12 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path, monkeypatch: 
         write_atomic(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_the_same_alarm_of_the_next_attempt_is_spooled_too(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    first = an_alarm()
+    spool.mark_sent(spool.put(first))
+    again = replace(first, job=replace(first.job, attempt=first.job.attempt + 1))
+    spool.put(again)
+    assert spool.unsent() == (again,)
