@@ -14,6 +14,7 @@ Goes out: pod objects in the fake API, process logs, `attempts` for the story. N
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -227,7 +228,7 @@ class TrainingOperator:
             try:
                 process.wait(TERMINATION_GRACE_SECONDS)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+                _kill_tree(process.pid)
                 process.wait()
         self.exit_codes.append((len(self.attempts), worker.node_rank, process.returncode))
 
@@ -236,6 +237,18 @@ def gpu_uuids_of(node: Mapping[str, Any]) -> list[str]:
     """GPUs of a fake node, in local-rank order."""
     annotation: str = node["metadata"]["annotations"][GPU_UUIDS_ANNOTATION]
     return annotation.split(",")
+
+
+def _kill_tree(pid: int) -> None:
+    """Kill a process and all that it started: torchrun gives each rank a session of its own."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)
+    parents = dict(map(int, line.split()) for line in listed.stdout.splitlines())
+    doomed = {pid}
+    while more := {child for child, parent in parents.items() if parent in doomed} - doomed:
+        doomed |= more
+    for each in doomed:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
 
 
 def _free_port() -> int:

@@ -100,7 +100,8 @@ def micro_batch(config: ModelConfig, seed: int, step: int, rank: int, sequences:
 
     A pure function of its arguments, so that a resumed run sees the same data.
     """
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + step) * 65_537 + rank)
+    mixed = ((seed * 1_000_003 + step) * 65_537 + rank) % 2**63  # any whole number is a seed
+    generator = torch.Generator().manual_seed(mixed)
     half = (config.context + 2) // 2
     # squared uniform numbers crowd small ids, as words crowd small ranks in text
     ids = (torch.rand(sequences, half, generator=generator) ** 2 * config.vocabulary).long()

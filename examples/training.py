@@ -25,6 +25,7 @@ from examples.injection import injector_from_environment, schedule_of
 from examples.llama import Llama, ModelConfig, compute_loss, micro_batch
 from training_agent import CheckpointStore, SdcAlarm, attach
 from training_agent.checkpoint import CheckpointInfo
+from training_agent.errors import CheckpointError, ConfigurationError
 from training_agent.report import job_reporter
 from training_agent.settings import AgentSettings
 
@@ -38,7 +39,10 @@ def train(config: TrainConfig, settings: AgentSettings) -> None:
     rank = dist.get_rank()
     model, optimizer = build(config)
     if settings.shared_dir is None:
-        raise SystemExit("SDC_SHARED_DIR is not set: checkpoints need a folder that all nodes share")
+        raise ConfigurationError(
+            "SDC_SHARED_DIR is not set: checkpoints need a folder that all nodes share. "
+            "Set it in the job's manifest."
+        )
     store = CheckpointStore(settings.shared_dir / "checkpoints", dist.get_world_size())
     guard = attach(
         model,
@@ -52,15 +56,14 @@ def train(config: TrainConfig, settings: AgentSettings) -> None:
     gpu = settings.place(rank, int(os.environ["LOCAL_RANK"])).gpu_uuid
     injector = injector_from_environment(config, model, optimizer, lambda: guard.phase, gpu)
     checkpoint = agree_on(store)
-    if checkpoint:
-        state, manifest = store.load(checkpoint)
-        model.module.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        guard.after_load(manifest)
-    elif rank == 0:
-        store.save(0, state_of(model, optimizer), guard.manifest())
-
     try:
+        if checkpoint:
+            state, manifest = store.load(checkpoint)
+            model.module.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            guard.after_load(manifest)
+        elif rank == 0:
+            store.save(0, state_of(model, optimizer), guard.manifest())
         for step in range(guard.step + 1, config.steps + 1):
             injector.begin_step(step)
             loss = one_step(config, model, optimizer, guard.compute_loss, step)
@@ -93,14 +96,21 @@ def meet() -> None:
 
 def agree_on(store: CheckpointStore) -> CheckpointInfo | None:
     """The checkpoint to start from, as rank 0 sees it: a rank that looks later may see a newer one."""
-    choice = [store.resume() if dist.get_rank() == 0 else None]
+    choice: list[CheckpointInfo | str | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            choice = [store.resume()]
+        except CheckpointError as e:
+            choice = [str(e)]
     dist.broadcast_object_list(choice)
+    if isinstance(choice[0], str):
+        raise CheckpointError(choice[0])  # on every rank alike, so that all end with the same code
     return choice[0]
 
 
 def build(config: TrainConfig) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
     """Model and optimizer, equal on all ranks."""
-    torch.manual_seed(config.seed)
+    torch.manual_seed(config.seed % 2**63)
     model = DistributedDataParallel(Llama(ModelConfig()))
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
 

@@ -34,7 +34,11 @@ def main() -> int:
         signal.signal(number, _leave)  # so that every `with` block ends its processes
     from examples.demo.run import run  # AWS, CDK and what plays them: seconds that a refusal need not wait
 
-    return run(settings)
+    try:
+        return run(settings)
+    except (RuntimeError, OSError) as e:
+        sys.stderr.write(f"the demo could not be finished: {e}\nThe logs are in {settings.out / 'logs'}.\n")
+        return 1
 
 
 def _leave(number: int, _frame: object) -> NoReturn:

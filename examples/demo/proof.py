@@ -53,23 +53,29 @@ def summarize(seen: Observed) -> dict[str, Any]:
     def scalar_or_list(values: Sequence[Any]) -> Any:
         return list(values) if several else (values[0] if values else None)
 
-    rows = list(dict.fromkeys(str(i["decision_row"]) for i in seen.incidents if i.get("decision_row")))
-    states = list(dict.fromkeys(str(i["state"]) for i in seen.incidents))
+    incidents = sorted(seen.incidents, key=lambda i: sorted(i.get("ranks") or ()))
+    suspects = [i["instance_id"] for i in incidents]
+    # in the order of the ranks that were hit, like the lists beside them; strangers last
+    replacements = sorted(
+        seen.replacements, key=lambda r: suspects.index(r[0]) if r[0] in suspects else len(suspects)
+    )
+    rows = list(dict.fromkeys(str(i["decision_row"]) for i in incidents if i.get("decision_row")))
+    states = list(dict.fromkeys(str(i["state"]) for i in incidents))
     verdicts = [f.verdict.value for f in alarm.findings if f.verdict] if alarm else []
     return {
         "fault": seen.fault,
-        "injected_rank": scalar_or_list([r["rank"] for r in seen.injected]),
+        "injected_rank": scalar_or_list(sorted(r["rank"] for r in seen.injected)),
         "named_ranks": sorted({r for a in seen.alarms for r in a.named_ranks}),
         "check": alarm.check.value if alarm else None,
         "verdict": verdicts[0] if verdicts else None,
         "alarm_step": alarm.step if alarm else None,
         "suspect_window": list(alarm.suspect_window) if alarm else None,
-        "suspect_instance": scalar_or_list([i["instance_id"] for i in seen.incidents]),
+        "suspect_instance": scalar_or_list(suspects),
         "decision_row": rows[0] if len(rows) == 1 else (rows or None),
-        "decided_rows": [list(i.get("decided_rows", [])) for i in seen.incidents],
+        "decided_rows": [list(i.get("decided_rows", [])) for i in incidents],
         "terminal_state": states[0] if len(states) == 1 else (states or None),
-        "replaced_instance": scalar_or_list([old for old, _ in seen.replacements]),
-        "new_instance": scalar_or_list([new for _, new in seen.replacements]),
+        "replaced_instance": scalar_or_list([old for old, _ in replacements]),
+        "new_instance": scalar_or_list([new for _, new in replacements]),
         "resumed_from_step": seen.resumed_from_step,
         "final_step": seen.final_step,
         "weights_identical_to_fault_free_run": bool(seen.resumed) and seen.resumed == seen.reference,
@@ -93,6 +99,11 @@ def failures(seen: Observed, summary: Mapping[str, Any]) -> list[str]:
         wrong.append(f"ranks {summary['named_ranks']} were named, but ranks {injected} were hit")
     if summary["poisoned_run_differs"] is False:
         wrong.append("the fault changed nothing in the run without the agent: it proves nothing")
+    chosen = seen.alarms[-1].resume_from if seen.alarms else None
+    if chosen is not None and summary["resumed_from_step"] != chosen.step:
+        wrong.append(
+            f"the job came back from step {summary['resumed_from_step']}, the agent chose {chosen.step}"
+        )
     if len(seen.incidents) != len(injected):
         wrong.append(f"{len(seen.incidents)} incidents were opened for {len(injected)} bad GPUs")
     wrong += _wrong_endings(seen)

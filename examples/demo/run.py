@@ -10,7 +10,7 @@ import shutil
 
 from examples.demo.launch import reference_run
 from examples.demo.proof import failures, summarize
-from examples.demo.settings import DemoSettings
+from examples.demo.settings import MARKER, DemoSettings
 from examples.demo.story import Story, tell
 from examples.demo.watch import Watch, seats_of
 
@@ -21,6 +21,7 @@ def run(settings: DemoSettings) -> int:
     # a fresh folder: old results must not be mistaken for new ones
     shutil.rmtree(settings.out, ignore_errors=True)
     settings.out.mkdir(parents=True)
+    (settings.out / MARKER).touch()
     watch = Watch(settings, story)
     with story.phase("synthesizing the CDK app and loading its template into the local cloud"):
         cloud = watch.start_cloud()

@@ -14,6 +14,7 @@ from examples.injection import STATE_DIR_VARIABLE
 from training_agent.errors import ConfigurationError
 
 DEEP_CHECKS = ("pass", "fail", "stuck")
+MARKER = ".made-by-demo"  # in the demo's own folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +58,19 @@ class DemoSettings:
                 f"FAULT_RANK={rank}: there is no such rank. NODES={nodes} with GPUS={gpus} has ranks 0 to "
                 f"{world_size - 1}."
             )
-        deep_check = environ.get("DEEP_CHECK", "pass")
+        deep_check = environ.get("DEEP_CHECK") or "pass"
         if deep_check not in DEEP_CHECKS:
             raise ConfigurationError(f"DEEP_CHECK={deep_check}: set one of {', '.join(DEEP_CHECKS)}.")
         return cls(
             nodes=nodes,
             gpus=gpus,
-            fault=environ.get("FAULT", "forward-x1000"),
+            fault=environ.get("FAULT") or "forward-x1000",
             fault_rank=rank,
             fault_step=_integer(environ, "FAULT_STEP", 23),
             seed=_integer(environ, "SEED", 0),
             deep_check=deep_check,
             interactive=environ.get("INTERACTIVE", "0") not in ("", "0"),
-            out=Path(environ.get("OUT", "demo-out")).resolve(),
+            out=_own_folder(Path(environ.get("OUT") or "demo-out").resolve()),
         )
 
 
@@ -83,6 +84,16 @@ def fault_environment(settings: DemoSettings, state_dir: str = "") -> dict[str, 
         "SEED": str(settings.seed),
         STATE_DIR_VARIABLE: str(settings.out / "faults" / state_dir),
     }
+
+
+def _own_folder(out: Path) -> Path:
+    """The demo empties its folder at each start: only one that it made itself, or an empty one, may be it."""
+    if out.exists() and not (out.is_dir() and ((out / MARKER).exists() or not any(out.iterdir()))):
+        raise ConfigurationError(
+            f"OUT={out}: this is not a folder that an earlier demo made, and its content would be deleted. "
+            "Name a new folder."
+        )
+    return out
 
 
 def _integer(environ: Mapping[str, str], name: str, default: int) -> int:

@@ -34,8 +34,10 @@ INTERACTIVE_TIMEOUT_SECONDS = 4 * 3600.0
 END_TIMEOUT_SECONDS = 60.0  # of the executions, after the job has ended
 POLL_SECONDS = 0.3
 WAIT_SCALE = 1 / 40  # the pipeline looks every 1.5 s where it would look every minute: training is not scaled
+TASK_TOKEN = re.compile(r"""(task_token\\?": ?\\?")[^"\\]+""", re.IGNORECASE)
 INSTANCE_ID = re.compile(r"i-[0-9a-f]{17}")
 APPROVER = "approver@example.com"
+LETS_GO = {State.REPLACED, State.RELEASED, State.REJECTED_RELEASED}  # ends after which the job trains on
 
 
 @dataclass(slots=True)
@@ -141,7 +143,9 @@ class Watch:
         (out / "events.json").write_text(_json(cloud.bus_events))
         (out / "hyperpod-requests.json").write_text(_json(cloud.hyperpod.requests))
         histories = {e["name"]: cloud.history(e["executionArn"]) for e in cloud.executions()}
-        (out / "execution-history.json").write_text(json.dumps(histories, indent=1, default=str))
+        (out / "execution-history.json").write_text(
+            TASK_TOKEN.sub(r"\1(removed)", json.dumps(histories, indent=1, default=str))
+        )
 
     def cost(self, summary: dict[str, Any]) -> str:
         """Steps lost and seconds, in one phrase."""
@@ -211,7 +215,7 @@ class Watch:
         if not self._states:
             return False
         states = {State(i["state"]) for i in _incidents(cloud)}
-        return all(s.terminal for s in states) and not states <= {State.REPLACED, State.RELEASED}
+        return all(s.terminal for s in states) and not states <= LETS_GO
 
     def _running(self, cloud: LocalCloud) -> bool:
         return any(e["status"] == "RUNNING" for e in cloud.executions())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from examples.demo.proof import Observed, failures, summarize
-from training_agent.contract import Alarm, Check, Finding, FindingKind, Independence, Job, Place
+from training_agent.contract import Alarm, Check, Finding, FindingKind, Independence, Job, Place, ResumePoint
 
 NODE = "i-0123456789abcdef0"
 PLACE = Place(3, 1, f"hyperpod-{NODE}", NODE, "GPU-3")
@@ -98,6 +98,14 @@ def test_whatever_went_wrong_fails_the_proof(change: dict[str, Any], words: str)
 
     found = wrong(replace(GOOD, **change))
     assert any(re.search(words, reason) for reason in found), found
+
+
+def test_a_job_that_came_back_elsewhere_than_the_agent_chose_fails_the_proof() -> None:
+    chosen = replace(alarm(3), resume_from=ResumePoint(20, "step-20"))
+    assert wrong(replace(GOOD, alarms=[chosen])) == []
+    assert any(
+        "the agent chose 20" in r for r in wrong(replace(GOOD, alarms=[chosen], resumed_from_step=None))
+    )
 
 
 def test_any_alarm_without_a_fault_fails_the_proof() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from examples.demo.settings import DemoSettings
+from examples.demo.settings import MARKER, DemoSettings
 from training_agent.errors import ConfigurationError
 
 
@@ -31,3 +33,18 @@ def test_bad_input_is_refused_with_cause_and_remedy(environ: dict[str, str], wor
 
 def test_the_default_rank_exists_in_the_smallest_layout() -> None:
     assert DemoSettings.from_env({"NODES": "3", "GPUS": "1"}).fault_rank == 2
+
+
+def test_empty_variables_are_the_defaults() -> None:
+    s = DemoSettings.from_env({"FAULT": "", "OUT": "", "DEEP_CHECK": ""})
+    assert (s.fault, s.out.name, s.deep_check) == ("forward-x1000", "demo-out", "pass")
+
+
+def test_a_folder_that_the_demo_did_not_make_is_never_emptied(tmp_path: Path) -> None:
+    (tmp_path / "precious").touch()
+    with pytest.raises(ConfigurationError, match="would be deleted"):
+        DemoSettings.from_env({"OUT": str(tmp_path)})
+    with pytest.raises(ConfigurationError, match="would be deleted"):
+        DemoSettings.from_env({"OUT": "."})
+    (tmp_path / MARKER).touch()
+    assert DemoSettings.from_env({"OUT": str(tmp_path)}).out == tmp_path

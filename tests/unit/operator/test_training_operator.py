@@ -5,11 +5,15 @@ Real processes (small shell commands), the fake API server's own state.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from emulator import training_operator
 from emulator.kubernetes import KubernetesState
 from emulator.names import GPU_UUIDS_ANNOTATION
 from emulator.timers import Timers
@@ -125,3 +129,19 @@ def test_pods_get_what_kubelet_and_device_plugin_give(tmp_path: Path) -> None:
     assert "NODE_NAME=b" in lines
     assert "NVIDIA_VISIBLE_DEVICES=GPU-b-0,GPU-b-1" in lines
     assert "SDC_ATTEMPT=1" in lines
+
+
+def test_a_rank_in_a_session_of_its_own_that_ignores_sigterm_ends_with_the_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_operator, "TERMINATION_GRACE_SECONDS", 0.5)
+    rank = "import os,signal,time; signal.signal(15, signal.SIG_IGN); os.setsid(); time.sleep(60)"
+    text = f"trap '' TERM; {sys.executable} -c '{rank}' & echo $! > $MARKS/rank-$NODE_RANK; wait"
+    with TrainingOperator(Cluster("a", "b"), job(tmp_path, text)):
+        eventually(lambda: len(list(tmp_path.glob("rank-*"))) == 2)
+        time.sleep(0.5)
+    for file in tmp_path.glob("rank-*"):
+        seen = subprocess.run(
+            ["ps", "-o", "stat=", "-p", file.read_text().strip()], capture_output=True, text=True, check=False
+        )
+        assert seen.stdout.strip()[:1] in ("", "Z"), "the rank still runs"
