@@ -3,13 +3,14 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-TORCH ?= pinned
+# an environment that was made with the system's torch stays that way
+TORCH ?= $(if $(wildcard $(VENV)/.ready-system),system,pinned)
 READY := $(VENV)/.ready-$(TORCH)
 
 export PYTHONPATH := $(CURDIR)
 export JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION := 1
 
-.PHONY: help demo test matrix lint synth wheel soak clean
+.PHONY: help demo test matrix lint synth deploy-local validate wheel soak mutants clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -34,11 +35,27 @@ lint: $(READY)  ## ruff, mypy, import-linter
 synth: $(READY)  ## the CloudFormation template into cdk.out/, offline, no account
 	@CDK_OUTDIR=cdk.out $(PY) app.py
 
+node_modules/.package-lock.json: package-lock.json
+	@npm ci --no-progress --loglevel=error
+
+.venv-deploy/.ready: requirements/deploy-local.txt $(READY)
+	@$(PY) -m venv --clear .venv-deploy
+	@.venv-deploy/bin/python -m pip install -q --disable-pip-version-check -r requirements/deploy-local.txt && touch $@
+
+deploy-local: $(READY) node_modules/.package-lock.json .venv-deploy/.ready  ## the CDK CLI deploys into a local AWS; an alarm reaches the waiting approval
+	@$(PY) -m tests.deploy.local --ministack-python .venv-deploy/bin/python
+
+validate: $(READY) node_modules/.package-lock.json  ## two more validators of the state machine, and cfn-lint
+	@$(PY) -m tests.deploy.validate
+
 wheel: $(READY)  ## the agent's wheel into dist/
 	@$(PY) -m pip wheel -q --no-deps --no-build-isolation -w dist .
 
-soak: $(READY)  ## many random faults through the whole demo
+soak: $(READY)  ## many random faults: through the whole demo, and the long forms of the safety proofs
 	@$(PY) -m pytest -m soak --override-ini addopts="-ra --strict-markers --import-mode=importlib" tests
+
+mutants: $(READY)  ## disables each safety guarantee's guard in turn; the test that holds it must fail
+	@$(PY) -m tests.mutants.run $(MUTANTS)
 
 clean:  ## remove what the targets made, except the environment
 	rm -rf cdk.out demo-out out dist build *.egg-info

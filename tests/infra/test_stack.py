@@ -286,7 +286,7 @@ def test_app_writes_the_same_template_without_the_cli(assembly: Path, tmp_path: 
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "CDK_OUTDIR": str(tmp_path / "out")}
     environment |= {k: v for k, v in os.environ.items() if k in ("TMPDIR", "PYTHONPATH")}
     done = subprocess.run(
-        [sys.executable, "app.py"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "app.py"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "out" / assembly.name).read_bytes() == assembly.read_bytes()
@@ -295,7 +295,7 @@ def test_app_writes_the_same_template_without_the_cli(assembly: Path, tmp_path: 
 def test_app_says_which_setting_is_wrong(tmp_path: Path) -> None:
     environment = {**os.environ, "CDK_CONTEXT_JSON": '{"mode": "destroy"}', "CDK_OUTDIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "app.py"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "app.py"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 2
     assert "mode: Input should be" in done.stderr
