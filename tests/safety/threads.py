@@ -30,7 +30,8 @@ RACED = (
 
 def unshared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Handlers as they are, without logger context and metrics buffer."""
-    monkeypatch.setattr(handlers, "metrics", SimpleNamespace(add_metric=lambda *a, **k: None))
+    silent = SimpleNamespace(add_metric=lambda *a, **k: None, set_default_dimensions=lambda **k: None)
+    monkeypatch.setattr(handlers, "metrics", silent)
     for module, names in RACED:
         for name in names:
             monkeypatch.setattr(module, name, inspect.unwrap(getattr(module, name)))
