@@ -238,7 +238,9 @@ def _short(loss: Tensor | None, prints: list[Tensor | None]) -> str:
     digest = hashlib.sha256()
     for tensor in (loss, *prints):
         digest.update(
-            b"-" if tensor is None else tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            bytes(16)  # no gradient is what DDP reduces for it: zeros
+            if tensor is None
+            else tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         )
     return digest.hexdigest()[:16]
 

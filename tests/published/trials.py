@@ -80,7 +80,7 @@ class Loop:
                 node=f"hyperpod-i-{node:017x}",
                 gpu_uuids=tuple(f"GPU-{node}-{i}" for i in range(GPUS)),
             )
-            guard = attach(ddp, optimizer, compute_loss=loss_of, schedule=schedule, settings=settings)
+            guard = attach(called, optimizer, compute_loss=loss_of, schedule=schedule, settings=settings)
         self.guard = guard
         kept = prepare(ddp, optimizer, guard)
         try:
@@ -192,11 +192,11 @@ def two_identical(loop: Loop) -> str:
 TRIALS: dict[str, Trial] = {
     "unused parameters that differ by rank": unused_parameters,
     "a user's post-accumulate hook": hooks,
-    "torch.compile around DDP, no fault": compiled,
     "autocast opened by the loop, no fault": autocast_outside,
     "NaN in the data of rank 3": data_nan,
     "a moment of rank 3 flipped before the save": optimizer_state,
     "ranks 1 and 3 wrong with identical bits": two_identical,
+    "torch.compile around DDP, no fault": compiled,
 }
 
 SHORT = (
