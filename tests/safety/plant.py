@@ -36,6 +36,7 @@ from .watch import Watch
 from .wires import Wired, Wires
 
 MAX_RECEIVES = 5  # of a message, before the dead-letter queue
+ALIASES = {"replacer": "cluster", "labeller": "cluster"}  # further ports onto HyperPod
 NOT_WIRED = ("settings", "clock")
 
 
@@ -63,7 +64,7 @@ class Plant(Driver):
         self._functions = {f"{camel(name)}Function": name for name in HANDLERS}
         for name in wiring.FACTORIES:
             if name not in NOT_WIRED:
-                wired = Wired(name, getattr(self.world, name), self.wires)
+                wired = Wired(ALIASES.get(name, name), getattr(self.world, name), self.wires)
                 monkeypatch.setitem(wiring.FACTORIES, name, lambda _s, wired=wired: wired)
         wiring.needs.cache_clear()
         numbers = itertools.count(1)

@@ -28,6 +28,10 @@ RACED = (
 )
 
 
+def _nothing(*_: Any, **__: Any) -> None:
+    """Neither counts nor prints."""
+
+
 def unshared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Handlers as they are, without logger context and metrics buffer."""
     silent = SimpleNamespace(add_metric=lambda *a, **k: None, set_default_dimensions=lambda **k: None)
