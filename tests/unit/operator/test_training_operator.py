@@ -20,6 +20,9 @@ from emulator.timers import Timers
 from emulator.training_operator import JobSpec, TrainingOperator
 
 
+pytestmark = pytest.mark.enable_socket  # the operator looks for a free port
+
+
 class Cluster(KubernetesState):
     """The fake API server's state with nodes of two GPUs."""
 
