@@ -19,7 +19,6 @@ from emulator.names import GPU_UUIDS_ANNOTATION
 from emulator.timers import Timers
 from emulator.training_operator import JobSpec, TrainingOperator
 
-
 pytestmark = pytest.mark.enable_socket  # the operator looks for a free port
 
 
