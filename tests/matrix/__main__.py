@@ -18,11 +18,12 @@ from tests.matrix.run import run, table_of
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true")
+    parser.add_argument("--config", default="full", help="only those, such as 'bf16 immediate'")
     parser.add_argument("--layout", action="append", choices=list(rows.load()["layouts"]))
     parser.add_argument("--out", type=Path, default=Path("out/matrix.json"))
     given = parser.parse_args()
     layouts = given.layout or list(rows.load()["layouts"])
-    document = run(layouts, "short" if given.short else "full", timeout=3600)
+    document = run(layouts, "short" if given.short else given.config, timeout=7200)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(document, indent=1))
     sys.stdout.write(f"{table_of(document)}\nwritten to {given.out}, seconds: {document['seconds']}\n")

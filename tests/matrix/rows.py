@@ -56,21 +56,27 @@ def load() -> dict[str, Any]:
     return table
 
 
-def configs(table: dict[str, Any], layout: str, *, short: bool) -> list[Config]:
-    """All configurations of a layout; the short form has two that differ in everything, one of few rows."""
-    if short:
+def configs(table: dict[str, Any], layout: str, form: str) -> list[Config]:
+    """The configurations of a layout.
+
+    Form "full" has all, "short" two that differ in everything (one of few rows), and another text those whose
+    label contains it, such as "bf16 immediate".
+    """
+    if form == "short":
         return [Config(layout, "bf16", "immediate", "fixed"), Config(layout, "fp32", "deferred", "rotate")]
-    return [
+    every = [
         Config(layout, dtype, mode, partner)
         for dtype in table["dtypes"]
         for mode in table["modes"]
         for partner in table["partners"]
     ]
+    return [config for config in every if form == "full" or form in config.label]
 
 
-def cases(table: dict[str, Any], layout: str, *, short: bool) -> Iterator[Case]:
+def cases(table: dict[str, Any], layout: str, form: str) -> Iterator[Case]:
     """Everything that one launch of a layout runs."""
-    for config in configs(table, layout, short=short):
+    short = form == "short"
+    for config in configs(table, layout, form):
         for row in table["rows"]:
             deferred = config.mode == "deferred"
             if short and (not row.get("short") or (deferred and row["short"] != "both")):

@@ -33,7 +33,7 @@ def run(layouts: list[str], form: str, timeout: float) -> dict[str, Any]:
                 for rank in range(table["layouts"][layout]["ranks"])
             ]
         document["seconds"][layout] = round(by_rank[0]["seconds"], 1)
-        for case in rows.cases(table, layout, short=form == "short"):
+        for case in rows.cases(table, layout, form):
             lacks = rows.lacking(case, table, by_rank[0]["features"])
             if lacks:
                 document["not_run"].append({"key": case.key, "because": f"the agent has no {lacks}"})

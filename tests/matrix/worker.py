@@ -1,6 +1,6 @@
 """One rank of one layout: runs its cases in one process group and writes the raw results.
 
-Usage: worker.py OUT_DIR LAYOUT full|short|<number of sampled cases>, with RANK and friends set.
+Usage: worker.py OUT_DIR LAYOUT FORM|<number of sampled cases>, with RANK and friends set.
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ def main(out: Path, layout: str, form: str) -> None:
     job = MatrixJob(rank, table["layouts"][layout])
     found = {}
     begun = time.monotonic()
-    cases = (
-        sample.cases(table, layout, int(form))
-        if form.isdecimal()
-        else rows.cases(table, layout, short=form == "short")
-    )
+    cases = sample.cases(table, layout, int(form)) if form.isdecimal() else rows.cases(table, layout, form)
     for case in cases:
         if rows.lacking(case, table, FEATURES):
             continue
