@@ -21,12 +21,12 @@ class QuarantineTable:
     def put_mode(self, mode: Mode) -> None:
         self._table.put({"subject": MODE_SUBJECT, "mode": mode.value})
 
-    def hold(self, subject: str, delivery_key: str, incident_id: str, at: datetime) -> None:
+    def hold(self, subject: str, occurrence: str, incident_id: str, at: datetime) -> None:
         """Held by another open incident already: held is held."""
-        self._set(subject, QuarantineState.HELD, "held_at", delivery_key, incident_id, at)
+        self._set(subject, QuarantineState.HELD, "held_at", occurrence, incident_id, at)
 
-    def release(self, subject: str, delivery_key: str, incident_id: str, at: datetime) -> bool:
-        return self._set(subject, QuarantineState.RELEASED, "released_at", delivery_key, incident_id, at)
+    def release(self, subject: str, occurrence: str, incident_id: str, at: datetime) -> bool:
+        return self._set(subject, QuarantineState.RELEASED, "released_at", occurrence, incident_id, at)
 
     def _set(
         self, subject: str, state: QuarantineState, when: str, key: str, incident_id: str, at: datetime

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from training_agent.contract import Mode, gpu_subject, instance_subject, job_subject
+from training_agent.contract import Mode, gpu_subject, instance_subject, job_subject, occurrence_key
 
 from ..domain.decision_table import Contain, Row, evaluate
 from ..domain.errors import NeedsHumanError
@@ -82,14 +82,20 @@ def subjects(incident: Incident) -> tuple[str, ...]:
     return (*named, *((job_subject(incident.job.uid),) if incident.node is None else ()))
 
 
+def occurrence(incidents: Incidents, incident: Incident) -> str:
+    """What its quarantine rows carry, as the agent's entries do: the newest alarm, in its attempt."""
+    newest = incidents.get(incident.joined[-1]) if incident.joined else incident
+    return occurrence_key(newest.delivery_key, newest.job.attempt)
+
+
 def _contain(needs: Needs, incident: Incident, row: Row) -> tuple[tuple[Target, ...], str]:
-    now = needs.clock.now()
+    now, key = needs.clock.now(), occurrence(needs.incidents, incident)
     if row.contain is Contain.NOTHING:
         for subject in subjects(incident):
-            needs.quarantine.release(subject, incident.delivery_key, incident.id, now)
+            needs.quarantine.release(subject, key, incident.id, now)
         return incident.targets, f"{row.id}: nothing is contained, the job need not wait"
     for subject in subjects(incident):
-        needs.quarantine.hold(subject, incident.delivery_key, incident.id, now)
+        needs.quarantine.hold(subject, key, incident.id, now)
     if row.contain is Contain.HOLD:
         return incident.targets, f"{row.id}: the job is held"
     if row.blames_node and not incident.targets:

@@ -198,11 +198,11 @@ class FakeQuarantine:
     def put_mode(self, mode: Mode) -> None:
         self.mode = mode
 
-    def hold(self, subject: str, delivery_key: str, incident_id: str, at: datetime) -> None:
-        self._set(subject, "held", delivery_key, incident_id)
+    def hold(self, subject: str, occurrence: str, incident_id: str, at: datetime) -> None:
+        self._set(subject, "held", occurrence, incident_id)
 
-    def release(self, subject: str, delivery_key: str, incident_id: str, at: datetime) -> bool:
-        return self._set(subject, "released", delivery_key, incident_id)
+    def release(self, subject: str, occurrence: str, incident_id: str, at: datetime) -> bool:
+        return self._set(subject, "released", occurrence, incident_id)
 
     def _set(self, subject: str, state: str, key: str, incident_id: str) -> bool:
         row = self.rows.get(subject)
