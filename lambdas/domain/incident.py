@@ -211,7 +211,16 @@ class Incident:
 
     def again(self) -> Incident:
         """Second evidence: back to where contain and decide look at everything once more."""
-        return replace(self.to(State.LOCATED), closing=None, human_reason="", approval_id=None)
+        tries = {step: n for step, n in self.tries.items() if step != "resume"}
+        return replace(
+            self.to(State.LOCATED),
+            closing=None,
+            human_reason="",
+            approval_id=None,
+            tries=tries,
+            job_back=None,
+            resumed_from_step=None,
+        )
 
     @property
     def instance_id(self) -> str | None:

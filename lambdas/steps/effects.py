@@ -86,7 +86,9 @@ def cordon(needs: Hands, incident: Incident, target: Target, reason: str) -> boo
 
 def uncordon(needs: Hands, incident: Incident, target: Target) -> str:
     """Take back our own cordon, once; says what was found when it is not ours any more."""
-    effect = needs.incidents.effect(incident.id, f"uncordon:{target.node}")
+    # Evidence after a release contains the node once more: each decision's uncordon is an effect of its own.
+    name = f"uncordon:{target.node}" + (f"#{incident.decided_on}" if incident.decided_on else "")
+    effect = needs.incidents.effect(incident.id, name)
     if effect is not None and effect.state is EffectState.RESULT:
         return f"{target.node} was uncordoned"
     for _ in range(CONFLICTS):
@@ -97,12 +99,12 @@ def uncordon(needs: Hands, incident: Incident, target: Target) -> str:
             return f"{target.node} is not cordoned by this incident (any more): left as it is"
         permit(needs, Mode.CONTAIN, f"uncordon of {target.node}")
         marks: dict[str, str | None] = {CORDONED_BY: None, CORDONED_REASON: None, CORDONED_AT: None}
-        needs.incidents.intend(incident.id, f"uncordon:{target.node}", needs.clock.now())
+        needs.incidents.intend(incident.id, name, needs.clock.now())
         try:
             needs.kubernetes.patch_node(node, unschedulable=False, annotations=marks)
         except ConflictError:
             continue
-        needs.incidents.conclude(incident.id, f"uncordon:{target.node}", "uncordoned", needs.clock.now())
+        needs.incidents.conclude(incident.id, name, "uncordoned", needs.clock.now())
         return f"{target.node} was uncordoned"
     raise ConflictError(f"{target.node} kept changing while it was being uncordoned")
 

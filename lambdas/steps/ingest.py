@@ -133,7 +133,7 @@ def _take(needs: Needs, alarm: Alarm, group: findings.Group, named: int, now: da
     earlier = needs.incidents.delivery(key, group.node)
     if earlier is not None:
         current = needs.incidents.get(earlier.incident_id)
-        if not current.state.terminal or alarm.job.attempt <= earlier.attempt:
+        if alarm.job.attempt <= earlier.attempt or not _let_go(current):
             return _append(needs, current, alarm, now), False
     text = encode(alarm)
     incident = _new(alarm, key, group, earlier, named, evidence_hash(text), now)
@@ -151,6 +151,13 @@ def _take(needs: Needs, alarm: Alarm, group: findings.Group, named: int, now: da
     )  # fmt: skip
     needs.workflow.start(incident.id, execution_name(incident))
     return incident.id, True
+
+
+def _let_go(current: Incident) -> bool:
+    """Has it ended, or does it only wait for the job that it freed? Then a restart's alarm is news: `locate`
+    hands it to the closing incident, which is decided again, or it takes the gate after the close.
+    """
+    return current.state.terminal or current.state is State.CLOSING
 
 
 def _append(needs: Needs, current: Incident, alarm: Alarm, now: datetime) -> str:

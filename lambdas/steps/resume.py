@@ -123,7 +123,9 @@ def _look_for_job(needs: Needs, incident: Incident) -> tuple[Incident, bool]:
     """(incident with what the job came back on, must we wait?)"""
     if incident.job_back is not None:
         return incident, False
-    later = needs.registrations.after(incident.job.uid, incident.job.attempt)
+    alarms = (incident, *map(needs.incidents.get, incident.joined))
+    attempts = [i.job.attempt for i in alarms if i.job.uid == incident.job.uid]
+    later = needs.registrations.after(incident.job.uid, max(attempts))
     if later:
         step = decode(NodeRegistration, later[-1].text).resumed_from_step
         found = replace(incident, job_back=True, resumed_from_step=step)

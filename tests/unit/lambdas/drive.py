@@ -105,7 +105,11 @@ class Driver:
 
     def until_asked(self, incident: Incident) -> str:
         """locate ... decide, then the question; returns the link."""
-        assert self.play(incident, "locate", stop="request_approval") == "request_approval"
+        return self.until_asked_from(incident, "locate")
+
+    def until_asked_from(self, incident: Incident, state: str) -> str:
+        """The same from a later state; each question has a token of its own."""
+        assert self.play(incident, state, stop="request_approval") == "request_approval"
         return self.ask(incident)
 
     def ask(self, incident: Incident, token: str = "") -> str:
