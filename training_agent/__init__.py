@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from .errors import AgentError, ConfigurationError, SdcAlarm
     from .guard import Guard, attach
     from .hold import hold_while_quarantined
+    from .loop import train
+    from .policy import Mode, Policy
     from .schedule import Schedule
     from .settings import AgentSettings
 
 _HOME = {
     "attach": "guard",
     "Guard": "guard",
+    "train": "loop",
+    "Mode": "policy",
+    "Policy": "policy",
     "Schedule": "schedule",
     "SdcAlarm": "errors",
     "ConfigurationError": "errors",
@@ -33,7 +38,10 @@ _HOME = {
 
 __all__ = [
     "attach",
+    "train",
     "Guard",
+    "Mode",
+    "Policy",
     "Schedule",
     "SdcAlarm",
     "ConfigurationError",

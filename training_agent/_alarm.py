@@ -93,6 +93,7 @@ def build(
     settings: AgentSettings,
     comm: Comm,
     checkpoints: CheckpointStore | None,
+    notes: tuple[str, ...] = (),
 ) -> Alarm:
     """Write the alarm; a collective, because time and resume point come from rank 0."""
     window = suspect_window(sighting, passes)
@@ -127,6 +128,7 @@ def build(
         last_weight_check_pass=passes.weights,
         resume_from=resume_from,
         versions=versions(),
+        notes=notes,
     )
 
 
@@ -150,6 +152,7 @@ def message(alarm: Alarm) -> str:
         "this check had not passed before" if passed is None else f"this check last passed at step {passed}"
     )
     lines.append(f"  Suspect window: steps {first} to {last}; {since}.")
+    lines += [f"  Note: {note}." for note in alarm.notes]
     if alarm.resume_from is not None:
         lines.append(f"  Next: resume from step {alarm.resume_from.step}, {alarm.resume_from.path}.")
     else:

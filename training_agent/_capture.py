@@ -45,6 +45,7 @@ class Capture:
     cpu_rng: Tensor  # uint8, [5056]
     device_rng: Tensor | None  # of the model's accelerator
     training: tuple[bool, ...]  # flag per submodule, in the order of `modules()`
+    trained: frozenset[str]  # parameters that required a gradient
     buffers: dict[str, Tensor] = field(default_factory=dict)  # after DDP's broadcast
     seeds: list[Tensor | None] = field(default_factory=list)  # gradient that enters each output
 
@@ -61,6 +62,7 @@ def take(
         torch.get_rng_state(),
         torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         tuple(m.training for m in module.modules()),
+        frozenset(name for name, p in module.named_parameters() if p.requires_grad),
     )
 
 
@@ -95,6 +97,36 @@ def reentered(capture: Capture, module: nn.Module, device: torch.device) -> Iter
             torch.cuda.set_rng_state(capture.device_rng, device)
         stack.enter_context(torch.enable_grad())
         yield
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """RNG and buffers at one moment, to be put back."""
+
+    cpu_rng: Tensor
+    device_rng: Tensor | None
+    buffers: dict[str, Tensor]  # copies, by name
+
+    @classmethod
+    def now(cls, device: torch.device, buffers: dict[str, Tensor]) -> DeviceState:
+        """The generators as they are, and copies of buffers."""
+        accelerator = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return cls(torch.get_rng_state(), accelerator, buffers)
+
+    def put_back(self, device: torch.device, module: nn.Module) -> None:
+        """Make both what they were."""
+        torch.set_rng_state(self.cpu_rng)
+        if self.device_rng is not None:
+            torch.cuda.set_rng_state(self.device_rng, device)
+        self.write_buffers(module, self.buffers)
+
+    @staticmethod
+    def write_buffers(module: nn.Module, values: dict[str, Tensor]) -> None:
+        """Write values into buffers of the same names."""
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                if name in values and values[name].shape == buffer.shape:
+                    buffer.copy_(values[name])
 
 
 @contextmanager

@@ -38,10 +38,15 @@ class Comm:
 
     def total_tensor(self, counts: Tensor) -> list[int]:
         """Like `total`, for counters that are still on the device (int64, 1-D)."""
-        counts = counts.to(self.device)
+        with self.peers("summing the counters of a check"):
+            return [int(c) for c in self.sum_tensor(counts).tolist()]
+
+    def sum_tensor(self, counts: Tensor) -> Tensor:
+        """Sum over all ranks on the device, in a tensor of its own; NCCL does not wait for the host."""
+        counts = counts.to(self.device, copy=True)
         with self.peers("summing the counters of a check"):
             dist.all_reduce(counts, op=dist.ReduceOp.SUM, group=self.group)
-            return [int(c) for c in counts.tolist()]
+        return counts
 
     def all_equal(self, words: Tensor) -> bool:
         """Whether an int64 tensor is the same on all ranks: MAX over [x, ~x], O(1) in the number of ranks."""

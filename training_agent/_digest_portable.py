@@ -43,7 +43,10 @@ def bytes_of(tensor: Tensor) -> Tensor:
     t = tensor.detach().resolve_conj().resolve_neg()
     if t.is_complex():
         t = torch.view_as_real(t)
-    return t.contiguous().reshape(-1).view(torch.uint8)
+    flat = t.contiguous().reshape(-1)
+    if flat.numel() == 1:  # torch calls one element contiguous whatever its stride, and cannot view that
+        flat = flat.as_strided((1,), (1,))
+    return flat.view(torch.uint8)
 
 
 def _one_device(raws: Sequence[Tensor], limit: int) -> Tensor:

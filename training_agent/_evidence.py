@@ -24,12 +24,15 @@ class Depth(str, Enum):
     """How much is compared."""
 
     BITS = "bits"  # digests of everything; both sides ran deterministic kernels
+    OUTPUT = (
+        "output"  # digests of output and loss only: no backward, any kernel whose forward is reproducible
+    )
     FINITENESS = "finiteness"  # only which gradients are non-finite, and whether the loss is
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Rows: one per parameter, one for the loss, then (depth BITS) one per output tensor."""
+    """Rows: one per parameter, one for the loss, then (not at depth FINITENESS) one per output tensor."""
 
     depth: Depth
     table: Tensor  # int64, [parameters + 1 + outputs, 3], host memory
@@ -39,7 +42,16 @@ class Evidence:
     def agrees(self, other: Evidence) -> bool:
         """Whether the same number of tensors and bytes came out with the same contents."""
         same_size = (self.tensors, self.nbytes) == (other.tensors, other.nbytes)
-        return same_size and torch.equal(self.table, other.table)
+        return self.depth is other.depth and same_size and torch.equal(self.table, other.table)
+
+    def forward_agrees(self, other: Evidence, parameters: int) -> bool:
+        """Whether at least loss and outputs are equal; the first `parameters` rows are gradients."""
+        return torch.equal(self.table[parameters:], other.table[parameters:])
+
+    @property
+    def has_nonfinite(self) -> bool:
+        """Whether some tensor behind it is not finite."""
+        return bool((self.table == _NONFINITE).all(dim=1).any())
 
     def short(self) -> str:
         """16 hex digits for people and votes; equal evidence has equal ones."""
@@ -60,15 +72,16 @@ class Recorder:
 
     def gradient(self, index: int, gradient: Tensor) -> None:
         """Take the gradient of one parameter; it may be freed afterwards."""
-        self._gradients[index] = self._row(gradient.detach())
+        if self.depth is not Depth.OUTPUT:
+            self._gradients[index] = self._row(gradient.detach())
 
     def loss(self, loss: Tensor) -> None:
         """Take the loss as returned."""
         self._loss = self._row(loss.detach())
 
     def output(self, tensor: Tensor) -> None:
-        """Take one output tensor of the wrapped module (depth BITS only; the loss tells its finiteness)."""
-        if self.depth is Depth.BITS:
+        """Take one output tensor of the wrapped module; at depth FINITENESS the loss tells for it."""
+        if self.depth is not Depth.FINITENESS:
             self._outputs.append(self._row(tensor.detach()))
 
     @property
@@ -113,6 +126,16 @@ def is_finite(tensor: Tensor) -> Tensor:
     if not tensor.is_floating_point() and not tensor.is_complex():
         return torch.ones((), dtype=torch.bool, device=tensor.device)
     return torch.isfinite(norm(tensor))
+
+
+def size_of(tensors: Sequence[Tensor]) -> Tensor | None:
+    """One scalar that is finite if all floating tensors are; stands in for a loss that nobody gave us.
+
+    A module's output gradient is shipped as truth, NaN included, so what a faulty forward returned must be
+    compared as well.
+    """
+    norms = [norm(t.detach()).float() for t in tensors if t.is_floating_point() or t.is_complex()]
+    return torch.stack(norms).abs().max() if norms else None
 
 
 def norm(tensor: Tensor) -> Tensor:

@@ -10,15 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ._alarm import Sighting, weights_findings
-from ._capture import Capture, Unit
 from ._evidence import Evidence
 from ._ring import ReplayFailedError, Ring, RingResult, contests
-from ._startup import Setup
-from .attribution import Contested, attribute, contested_targets
+from ._startup import Setup, environment_difference
+from ._watch import MicroBatch
+from .attribution import MAX_INVOLVED, Contested, ambiguous_at_start, attribute, contested_targets
 from .checks.weights import Divergence, find_divergent_ranks
-from .contract import Check, Finding, FindingKind
-from .placement import partners
+from .contract import Check, Finding, FindingKind, Verdict
+from .placement import partners, quorum
 from .schedule import Partner
+
+OVERFLOW_LIMIT = 16  # a scale of 2^16, where GradScaler begins, is down to 1 by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +39,35 @@ class Examiner:
         self._comm, self._ring, self._rank_map = setup.comm, ring, setup.rank_map
         self._rotate = setup.schedule.partner is Partner.ROTATE
         self._weights = dict(setup.ddp.module.named_parameters())  # frozen ones too
+        self._device = setup.device
         self._audits = 0
 
     def examine(
-        self, step: int, capture: Capture, original: Evidence, nonfinite: tuple[int, ...]
+        self,
+        step: int,
+        batch: MicroBatch | None,
+        original: Evidence | None,
+        nonfinite: tuple[int, ...],
+        *,
+        at_start: bool = False,
     ) -> AuditPass | Sighting | str:
         """Replay `step` (the one being computed).
 
         Args:
-            capture, original: this rank's own.
+            batch, original: this rank's own micro-batch and what it computed; None: it has none to compare.
             nonfinite: ranks whose local gradient is not finite.
+            at_start: nothing has shown yet that these GPUs can agree (the preflight).
         """
+        if self._comm.total([int(batch is None or original is None)])[0]:
+            return self.unexamined(step, None, nonfinite)
+        assert batch is not None and original is not None
         targets = partners(self._rank_map, self._audits, self._rotate)
         self._audits += 1
         try:
-            result = self._ring.replay(targets, capture, original)
+            result = self._ring.replay(targets, batch.capture, original)
         except ReplayFailedError as e:
             return self.unexamined(step, str(e), nonfinite)
-        loss_audited = capture.unit is Unit.LOSS
+        loss_audited = batch.loss_audited
         if not result.pairs and not nonfinite:
             return AuditPass(original.tensors, original.nbytes, loss_audited)
         sighting = Sighting(
@@ -67,7 +80,7 @@ class Examiner:
             bytes_compared=original.nbytes,
             loss_audited=loss_audited,
         )
-        return self._judge(sighting, result)
+        return self._judge(sighting, result, at_start=at_start)
 
     def unexamined(self, step: int, reason: str | None, nonfinite: tuple[int, ...]) -> Sighting | str:
         """Judge a step that cannot be replayed: a non-finite one still alarms, an audit is skipped."""
@@ -97,22 +110,47 @@ class Examiner:
             Check.WEIGHTS, step, weights_findings(divergence, self._rank_map), divergence=divergence
         )
 
-    def _judge(self, sighting: Sighting, result: RingResult) -> Sighting:
+    def overflowing(self, step: int, rank: int) -> Sighting:
+        """Judge a rank that alone overflows in many scaled steps in a row: unclear, nobody is named."""
+        text = (
+            f"the gradient of rank {rank} overflowed in {OVERFLOW_LIMIT} consecutive steps that the "
+            "GradScaler skipped, while most others were finite: look at its data, then at its GPU"
+        )
+        finding = Finding(
+            FindingKind.PAIR,
+            verdict=Verdict.UNATTRIBUTABLE,
+            involved=(self._rank_map.places[rank],),
+            evidence=text,
+        )
+        return Sighting(Check.NONFINITE, step, (finding,), nonfinite_ranks=(rank,))
+
+    def _judge(self, sighting: Sighting, result: RingResult, *, at_start: bool) -> Sighting:
         if result.pairs:
             # Diverged weights make replays mismatch as well; then no computation was wrong.
             divergence = self.compare_weights()
             if divergence:
                 findings = weights_findings(divergence, self._rank_map)
                 return replace(sighting, check=Check.WEIGHTS, findings=findings, divergence=divergence)
+            difference = environment_difference(self._comm, self._device)
+            if difference:
+                finding = Finding(
+                    FindingKind.SOFTWARE,
+                    involved=self._rank_map.places[:MAX_INVOLVED],
+                    evidence=f"replays mismatch and the ranks' environments differ: {difference}",
+                )
+                return replace(sighting, findings=(finding,))
         targets = contested_targets(result.pairs)
         judged: list[Contested] = []
         if targets:
-            judged = contests(targets, result.pairs, self._ring.arbitrate(targets, result))
+            replayers = {p.target: p.replayer for p in result.pairs}
+            voters = {t: quorum(self._rank_map, t, replayers[t]) for t in targets}
+            judged = contests(targets, result.pairs, self._ring.arbitrate(targets, result, voters))
         reproduced = {rank: _reproduced(rank, result, judged) for rank in sighting.nonfinite_ranks}
         found = attribute(
             self._rank_map, result.pairs, judged, nonfinite=sighting.nonfinite_ranks, reproduced=reproduced
         )
-        return replace(sighting, findings=found.findings, contests=found.contests)
+        findings = ambiguous_at_start(self._rank_map, found.findings) if at_start else found.findings
+        return replace(sighting, findings=findings, contests=found.contests)
 
 
 def _reproduced(rank: int, result: RingResult, judged: Sequence[Contested]) -> bool:

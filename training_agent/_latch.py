@@ -25,7 +25,7 @@ class AlarmLatch:
         self._setup = setup
         self._alarm: Alarm | None = None
 
-    def trip(self, sighting: Sighting, passes: Passes) -> NoReturn:
+    def trip(self, sighting: Sighting, passes: Passes, notes: tuple[str, ...] = ()) -> NoReturn:
         """Build and report the alarm, wait (bounded) until every rank has done so, raise.
 
         Raises:
@@ -33,7 +33,7 @@ class AlarmLatch:
         """
         setup = self._setup
         self._alarm = _alarm.build(
-            sighting, passes, setup.rank_map, setup.settings, setup.comm, setup.checkpoints
+            sighting, passes, setup.rank_map, setup.settings, setup.comm, setup.checkpoints, notes
         )
         if setup.reporter is not None:
             setup.reporter.alarm(self._alarm)

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ._alarm import Passes
+from ._alarm import Passes, Sighting
 from ._comm import Comm
-from ._examine import AuditPass
+from ._examine import OVERFLOW_LIMIT, AuditPass
 from .digest import DIGEST_VERSION, digest
 from .errors import ConfigurationError
 from .log_line import log_line
@@ -27,6 +27,7 @@ MANIFEST_VERSION = 1
 class Ledger:
     """Counts of this run; equal on all ranks."""
 
+    step: int = 0  # updates applied so far, over all starts
     passes: Passes = field(default_factory=Passes)
     audits_passed: int = 0
     audits_skipped: int = 0  # due, but not comparable; never counted as passed
@@ -34,7 +35,58 @@ class Ledger:
     tensors_compared: int = 0  # by the last passed audit, on this rank; equal to what was expected
     bytes_compared: int = 0
     loss_audited: bool = False
+    overflow_steps: int = 0  # skipped by a GradScaler: normal
+    steps_skipped: int = 0  # dropped by the policy
+    steps_retried: int = 0  # right at the second attempt
+    warnings: int = 0  # findings that the policy let pass
+    notes: list[str] = field(default_factory=list)  # what is not checked, and why
+    _streaks: dict[int, int] = field(default_factory=dict)  # overflowing rank -> steps in a row
     _said: set[str] = field(default_factory=set)
+
+    @property
+    def audits_due(self) -> int:
+        """Audits so far, passed or not."""
+        return self.audits_passed + self.audits_skipped
+
+    def note(self, sentence: str) -> None:
+        """Keep a limit of this run for alarm and manifest; said once on the log."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+            log_line("warning", message=sentence)
+
+    def overflowed(self, ranks: frozenset[int], world: int) -> int | None:
+        """Count a step that a GradScaler skipped; return a rank that alone does so again and again.
+
+        Steps in which half of the ranks or more overflow only say that the scale is too large.
+        """
+        self.overflow_steps += 1
+        alone = ranks if 2 * len(ranks) < world else frozenset()
+        self._streaks = {rank: self._streaks.get(rank, 0) + 1 for rank in alone}
+        return next((r for r, n in sorted(self._streaks.items()) if n >= OVERFLOW_LIMIT), None)
+
+    def overflow_free(self) -> None:
+        """A step was scaled well: streaks end."""
+        self._streaks = {}
+
+    def step_skipped(self, sighting: Sighting) -> None:
+        """Count a step that the policy dropped on all ranks."""
+        self.steps_skipped += 1
+        self._say("skipped", sighting)
+
+    def warned(self, sighting: Sighting) -> None:
+        """Count a finding that the policy let pass."""
+        self.warnings += 1
+        self._say("applied all the same", sighting)
+
+    def retried(self, step: int) -> None:
+        """Count a step that was right at its second attempt."""
+        self.steps_retried += 1
+        log_line("warning", message=f"step {step} failed a check and passed when computed again", step=step)
+
+    def _say(self, what: str, sighting: Sighting) -> None:
+        text = "; ".join(f.evidence for f in sighting.findings)
+        message = f"step {sighting.step} failed check {sighting.check.value} and was {what}: {text}"
+        log_line("warning", message=message, step=sighting.step)
 
     def audit_passed(self, step: int, compared: AuditPass) -> None:
         """Record a passed audit with what it compared."""
@@ -55,12 +107,12 @@ class Ledger:
         self.passes = replace(self.passes, weights=step)
         self.weight_checks_passed += 1
 
-    def manifest(self, step: int, world_size: int, module: nn.Module) -> dict[str, Any]:
-        """What the checkpoint of `step` carries; "passed" is a record of that step, no proof of its state."""
+    def manifest(self, world_size: int, module: nn.Module) -> dict[str, Any]:
+        """What a checkpoint of this step carries; "passed" is a record, no proof that its state is clean."""
         return {
             "manifest_version": MANIFEST_VERSION,
             "digest_version": DIGEST_VERSION,
-            "step": step,
+            "step": self.step,
             "world_size": world_size,
             "last_audit_pass": self.passes.audit,
             "last_weight_check_pass": self.passes.weights,
@@ -70,6 +122,11 @@ class Ledger:
             "tensors_compared": self.tensors_compared,
             "bytes_compared": self.bytes_compared,
             "loss_audited": self.loss_audited,
+            "overflow_steps": self.overflow_steps,
+            "steps_skipped": self.steps_skipped,
+            "steps_retried": self.steps_retried,
+            "warnings": self.warnings,
+            "notes": list(self.notes),
             "digests": state_digests(module),
         }
 

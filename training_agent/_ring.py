@@ -8,7 +8,7 @@ equal on all ranks. Next: `attribution` names, `_alarm` writes it down.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,7 @@ from .contract import Pair
 Recompute = Callable[[Capture, Phase, Depth], Evidence]
 
 # What the user's forward and the backward can raise on a batch that is not their own.
-_COMPUTE_ERRORS = (
+COMPUTE_ERRORS = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -92,7 +92,7 @@ class Ring:
         content = unpack(comm.swap(parcel, to=replayer, source=target), self._device)
         replayed = None
         if content is not None:
-            replayed, trouble = self._attempt(content[0], target, Phase.REPLAY, original.depth)
+            replayed, trouble = self._attempt(content[0], target, Phase.REPLAY, content[1].depth)
             problem = problem or trouble
         mismatch = content is None or replayed is None or not replayed.agrees(content[1])
         failed, mismatching = comm.total([int(bool(problem)), int(mismatch)])
@@ -103,16 +103,21 @@ class Ring:
         pairs = sorted((Pair(r, targets[r]) for r, f in enumerate(flags) if f), key=lambda p: p.target)
         return RingResult(tuple(pairs), capture, original, target, replayed)
 
-    def arbitrate(self, contested: Sequence[int], result: RingResult) -> list[Answer]:
-        """Give each contested micro-batch to all ranks, target and replayer included, and collect answers."""
+    def arbitrate(
+        self, contested: Sequence[int], result: RingResult, voters: Mapping[int, Collection[int]]
+    ) -> list[Answer]:
+        """Give each contested micro-batch to its voters, target and replayer among them; collect answers."""
         again: list[str | None] = []
         for target in contested:
-            own = pack(result.capture, self._comm.device) if target == self._comm.rank else None
-            capture = unpack(self._comm.broadcast(own, target), self._device)
-            evidence, _ = self._attempt(capture, target, Phase.ARBITRATION, result.original.depth)
+            mine = (result.capture, result.original.depth)
+            own = pack(mine, self._comm.device) if target == self._comm.rank else None
+            capture, depth = unpack(self._comm.broadcast(own, target), self._device)
+            evidence = None
+            if self._comm.rank in voters[target]:
+                evidence, _ = self._attempt(capture, target, Phase.ARBITRATION, depth)
             again.append(None if evidence is None else evidence.short())
-        mine = Answer(result.original.short(), result.target, result.replayed.short(), tuple(again))
-        answers: list[Answer] = self._comm.gather(mine)
+        answer = Answer(result.original.short(), result.target, result.replayed.short(), tuple(again))
+        answers: list[Answer] = self._comm.gather(answer)
         return answers
 
     def _attempt(
@@ -120,7 +125,7 @@ class Ring:
     ) -> tuple[Evidence | None, str]:
         try:
             return self._recompute(capture, phase, depth), ""
-        except _COMPUTE_ERRORS as e:
+        except COMPUTE_ERRORS as e:
             kind = type(e).__name__
             return None, f"rank {self._comm.rank} cannot recompute the batch of rank {target}: {kind}: {e}"
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -21,17 +20,34 @@ from torch.optim import Optimizer
 from . import exit_codes
 from ._alarm import versions
 from ._comm import Comm
+from ._refusals import diverging_hook, refuse_optimizers, unwrapped
 from .checkpoint import CheckpointStore
 from .checks.replay import LossFunction
 from .contract import Env, NodeRegistration
-from .determinism import require_cublas_workspace
+from .determinism import environment, require_cublas_workspace
 from .digest import digest
 from .errors import AgentError, ConfigurationError
 from .log_line import utc_now
 from .placement import RankMap, gather_places, partners
+from .policy import Mode, Policy
 from .report import Reporter
 from .schedule import Schedule
 from .settings import AgentSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """The arguments of `guard.attach`, as given."""
+
+    compute_loss: LossFunction | None = None
+    schedule: Schedule = field(default_factory=Schedule)
+    step: int = 0
+    settings: AgentSettings | None = None
+    reporter: Reporter | None = None
+    checkpoints: CheckpointStore | None = None
+    mode: Mode = Mode.IMMEDIATE
+    policy: Policy = Policy.STOP
+    finish: Callable[[], None] | None = None  # what the loop does between backward and step
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,43 +55,56 @@ class Setup:
     """What a guard works on, after everything that can be refused has been."""
 
     ddp: DistributedDataParallel
-    optimizer: Optimizer
+    optimizers: tuple[Optimizer, ...]
     compute_loss: LossFunction | None
     schedule: Schedule
     settings: AgentSettings
     reporter: Reporter | None
     checkpoints: CheckpointStore | None
+    mode: Mode
+    policy: Policy
+    finish: Callable[[], None] | None
     comm: Comm
     rank_map: RankMap
     device: torch.device
     parameters: dict[str, nn.Parameter]  # those that are trained, by name
+    weights_off: str | None  # why check 3 is off
+    replay_off: str | None  # why nothing can be replayed
 
 
-def set_up(
-    ddp: nn.Module,
-    optimizer: Optimizer,
-    compute_loss: LossFunction | None,
-    schedule: Schedule,
-    step: int,
-    settings: AgentSettings | None,
-    reporter: Reporter | None,
-    checkpoints: CheckpointStore | None,
-) -> Setup:
+def set_up(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], wishes: Wishes) -> Setup:
     """See `guard.attach` for arguments and errors; a collective."""
     exit_codes.install()
+    ddp = unwrapped(model)
     group = group_of(ddp)
     assert isinstance(ddp, DistributedDataParallel)
+    optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
     parameters = {n: p for n, p in ddp.module.named_parameters() if p.requires_grad}
     device = next(iter(parameters.values()), torch.empty(0)).device
     comm = Comm(group, device)
-    own = agree_on_setup(
-        comm, device, schedule, step, lambda: settings or AgentSettings.from_env(), parameters
-    )
+    own = agree_on_setup(comm, device, wishes, optimizers, parameters)
     self_test(comm, device)
     rank_map = gather_places(own.place(comm.rank, local_rank()), group)
     partners(rank_map, 0)  # refuses layouts without an assignment, before the first update
+    hook = diverging_hook(ddp)
+    off = f"replicas may legally hold different weights under the communication hook {hook}" if hook else None
     return Setup(
-        ddp, optimizer, compute_loss, schedule, own, reporter, checkpoints, comm, rank_map, device, parameters
+        ddp,
+        optimizers,
+        wishes.compute_loss,
+        wishes.schedule,
+        own,
+        wishes.reporter,
+        wishes.checkpoints,
+        Mode(wishes.mode),
+        Policy(wishes.policy),
+        wishes.finish,
+        comm,
+        rank_map,
+        device,
+        parameters,
+        off,
+        off,
     )
 
 
@@ -108,9 +137,8 @@ def group_of(ddp: nn.Module) -> dist.ProcessGroup:
 def agree_on_setup(
     comm: Comm,
     device: torch.device,
-    schedule: Schedule,
-    step: int,
-    settings: Callable[[], AgentSettings],
+    wishes: Wishes,
+    optimizers: Sequence[Optimizer],
     parameters: dict[str, nn.Parameter],
 ) -> AgentSettings:
     """Check what each rank can check by itself, then that all ranks see the same; a collective.
@@ -120,35 +148,64 @@ def agree_on_setup(
     """
     found: AgentSettings | None = None
     problem = ""
+    audits = wishes.schedule.audit_every is not None
     try:
-        found = settings()
-        if schedule.audit_every is not None:
+        found = wishes.settings or AgentSettings.from_env()
+        if audits and wishes.schedule.deterministic:
             require_cublas_workspace(device)
         if not parameters:
             raise ConfigurationError("The model has no parameter that requires a gradient: nothing to check.")
+        refuse_optimizers(optimizers, parameters)
+        _refuse_unknown(wishes)
     except AgentError as e:
         problem = str(e)
     shapes = {name: (str(p.dtype), tuple(p.shape)) for name, p in parameters.items()}
     facts = {
-        "schedule": repr(schedule),
-        "step": step,
+        "schedule": repr(wishes.schedule),
+        "mode and policy": (str(wishes.mode), str(wishes.policy)),
+        "step": wishes.step,
         "parameters": hashlib.sha256(repr(shapes).encode()).hexdigest()[:12],
         "versions": versions(),
-        "threads": torch.get_num_threads() if device.type == "cpu" else None,
     }
+    # What makes replays differ matters only to those who replay.
+    facts |= environment(device) if audits else {}
     answers = comm.gather((problem, facts))
     problems = [f"rank {r}: {p}" for r, (p, _) in enumerate(answers) if p]
-    for name, first in answers[0][1].items():
-        others = [r for r, (_, f) in enumerate(answers) if f[name] != first]
-        if others:
-            theirs = answers[others[0]][1][name]
-            problems.append(
-                f"{name} must be equal on all ranks: rank 0 has {first}, rank {others[0]} has {theirs}"
-            )
+    problems += differences([f for _, f in answers])
     if problems or found is None:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise ConfigurationError("; ".join(problems[:3]) + more)
     return found
+
+
+def _refuse_unknown(wishes: Wishes) -> None:
+    for what, kinds in ((wishes.mode, Mode), (wishes.policy, Policy)):
+        if what not in list(kinds):
+            names = ", ".join(repr(k.value) for k in kinds)
+            raise ConfigurationError(f"attach({kinds.__name__.lower()}={what!r}): use one of {names}.")
+    if wishes.policy == Policy.RETRY and wishes.compute_loss is None:
+        raise ConfigurationError(
+            "policy='retry' computes a step again, which needs the loss function: pass attach(..., "
+            "compute_loss=compute_loss), or use training_agent.train(...)."
+        )
+
+
+def differences(facts: Sequence[Mapping[str, object]]) -> list[str]:
+    """One sentence per fact that is not equal on all ranks."""
+    found = []
+    for name, first in facts[0].items():
+        others = [r for r, f in enumerate(facts) if f[name] != first]
+        if others:
+            theirs = facts[others[0]][name]
+            found.append(
+                f"{name} must be equal on all ranks: rank 0 has {first}, rank {others[0]} has {theirs}"
+            )
+    return found
+
+
+def environment_difference(comm: Comm, device: torch.device) -> str | None:
+    """What differs between the ranks' environments right now; a collective."""
+    return "; ".join(differences(comm.gather(environment(device)))[:3]) or None
 
 
 def self_test(comm: Comm, device: torch.device) -> None:
@@ -195,11 +252,3 @@ def registration(setup: Setup, resumed_from: int | None) -> NodeRegistration | N
         resumed_from_step=resumed_from,
         versions=versions(),
     )
-
-
-def refuse_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse `optimizer.step(closure)`: its backward would run after the checks."""
-    if any(callable(a) for a in (*args, *kwargs.values()) if not isinstance(a, Optimizer)):
-        raise ConfigurationError(
-            "optimizer.step(closure) cannot be guarded yet: run forward and backward first, then call step()."
-        )

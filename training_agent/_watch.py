@@ -1,64 +1,117 @@
 """Watches one step's forwards and backwards: what they started from, and on an audit step what came out.
 
-Comes in: calls of the hooks that `guard` installs. Goes out: `capture` and the step's `Evidence`, or the
-reason why this step cannot be audited. Next: `_ring` ships and compares them.
+Comes in: calls of the hooks that `guard` installs. Goes out: a `StepRecord`, with the reason where the step
+cannot be compared. Next: `_update` judges it, `_ring` ships and compares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from . import _capture
 from ._capture import Capture, Unit
-from ._evidence import Depth, Evidence, Recorder, finiteness
+from ._evidence import Depth, Evidence, Recorder, finiteness, size_of
 from .checks.nonfinite import GradientNorms
 from .checks.replay import output_tensors, watch_gradients
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """One forward that feeds the update, and the backward that follows it."""
+
+    capture: Capture
+    backward: int  # the running number, within the step, of the backward that it should feed
+    loss: Tensor | None = None
+    inputs: list[tuple[Tensor, int]] = field(default_factory=list)  # with their version counters
+    forwards: int = 0  # of the wrapped module inside it
+    outputs: tuple[int, int] = (0, 0)  # tensors, bytes
+
+    def obstacle(self) -> str | None:
+        """Why it cannot be computed again elsewhere; None when it can."""
+        if self.forwards > 1 and self.capture.buffers:
+            return f"the loss function called a model with buffers {self.forwards} times"
+        if not any(seed is not None for seed in self.capture.seeds):
+            return "the backward did not start at the audited outputs"
+        if any(t._version != version for t, version in self.inputs):
+            return "the batch was changed in place after the forward began"
+        return None
+
+    @property
+    def loss_audited(self) -> bool:
+        """Whether the audited unit holds the whole loss function: ours, or the model's own."""
+        if self.capture.unit is Unit.LOSS:
+            return True
+        seeds = [seed for seed in self.capture.seeds if seed is not None]
+        return bool(seeds) and all(seed.dim() == 0 for seed in seeds)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What is known of one step when its update is due; stays valid while the next one is computed."""
+
+    step: int
+    audit: bool
+    micro_batches: int
+    obstacle: str | None  # why no micro-batch can be compared
+    batch: MicroBatch | None  # the one to compare
+    evidence: Callable[[], Evidence]  # what this rank's own computation of it produced
+    nonfinite: Callable[[], tuple[MicroBatch | None, Evidence | None]]  # the first bad micro-batch
 
 
 class StepWatch:
     """One step from its first forward to its update; `begin` starts the next one."""
 
-    def __init__(self, module: nn.Module, norms: GradientNorms, device: torch.device) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        parameters: list[nn.Parameter],
+        norms: GradientNorms,
+        device: torch.device,
+    ) -> None:
         self._module = module
         self._norms = norms
         self._device = device
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self._parameters = parameters
         self._handles: list[RemovableHandle] = []
-        self._buffer_copies: dict[str, tuple[tuple[int, int], Tensor]] = {}
+        self._per_update = 1  # micro-batches of the last update
+        self.batches: list[MicroBatch] = []
         self.begin(audit=False)
         self.open = False
 
-    def begin(self, *, audit: bool) -> None:
-        """Forget the last step and watch the next; `audit`: record digests as well."""
+    def begin(self, *, audit: bool, depth: Depth = Depth.BITS, turn: int = 0) -> None:
+        """Forget the last step and watch the next; `audit`: record digests of the `turn`-th micro-batch.
+
+        With several micro-batches per update the audited one rotates; how many there are is taken from the
+        last update.
+        """
         self.end()
         self._norms.reset()
         self.open = True
         self.audit = audit
-        self.capture: Capture | None = None
-        self.loss: Tensor | None = None
-        self._units = 0
-        self._forwards = 0  # of the wrapped module inside the unit
         self.in_loss = False
-        self._inputs: list[tuple[Tensor, int]] = []
-        self._outputs = (0, 0)  # tensors, bytes
-        self._recorder = Recorder(len(self._parameters), Depth.BITS) if audit else None
+        self._chosen = turn % self._per_update if audit else 0
+        self._recorder = Recorder(len(self._parameters), depth) if audit else None
         if self._recorder is not None:
             # Registered now, so that they run after every tensor hook of the user.
-            self._handles = watch_gradients(self._parameters, self._recorder)
+            self._handles = watch_gradients(self._parameters, self._recorder, self._recording)
 
     def end(self) -> None:
         """Stop watching; references to batch and loss go."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self.capture = self.loss = self._recorder = None
-        self._inputs = []
+        if self.batches:
+            self._per_update = len(self.batches)
+        self.batches = []
+        self._recorder = None
         self.open = False
 
     # -- the forward, in order -------------------------------------------------------------------------
@@ -77,83 +130,114 @@ class StepWatch:
         """The wrapped module's forward starts, after DDP has broadcast its buffers."""
         if not self.in_loss:
             self._start_unit(Unit.MODULE, args, kwargs)
-        self._forwards += 1
-        if self.capture is not None and self._forwards == 1:
-            self.capture.buffers = self._copy_buffers()
+        batch = self.batches[-1]
+        batch.forwards += 1
+        if batch.forwards == 1:
+            batch.capture.buffers = self.copy_buffers()
 
-    def leave_module(self, output: Any) -> None:
-        """The wrapped module returned `output`."""
+    def leave_module(self, output: Any) -> Any:
+        """The wrapped module returned `output`; what comes back stands in for it."""
+        if not self.in_loss:
+            output = _apart(output)
         tensors = list(output_tensors(output))
-        if self._recorder is not None and self._units == 1:
+        if self._recorder is not None and self._is_chosen:
             for tensor in tensors:
                 self._recorder.output(tensor)
-            self._outputs = _add(self._outputs, tensors)
+            self.batches[-1].outputs = _add(self.batches[-1].outputs, tensors)
         if not self.in_loss:
+            self.batches[-1].loss = size_of(tensors)
             self._watch_seeds([t for t in tensors if t.requires_grad])
+        return output
 
     def leave_loss(self, loss: Tensor) -> None:
         """The loss function returned."""
-        if self._units != 1:
-            return
-        self.loss = loss.detach()
-        if self._recorder is not None:
+        batch = self.batches[-1]
+        batch.loss = loss.detach()
+        if self._recorder is not None and self._is_chosen:
             self._recorder.loss(loss)
-            self._outputs = _add(self._outputs, [loss])
+            batch.outputs = _add(batch.outputs, [loss])
         self._watch_seeds([loss])
 
     # -- after the backward ----------------------------------------------------------------------------
 
-    @property
-    def loss_audited(self) -> bool:
-        """Whether the audited unit holds the whole loss function."""
-        return self.capture is not None and self.capture.unit is Unit.LOSS
+    def record(self, step: int) -> StepRecord:
+        """What is known now, right before the update of `step`."""
+        batches, norms, recorder = list(self.batches), self._norms, self._recorder
+        by_backward = [norms.local(i) for i in range(norms.backwards)]
+        index = self._chosen if self._chosen < len(batches) else None
+        batch = None if index is None else batches[index]
 
-    def obstacle(self) -> str | None:
-        """Why this step cannot be compared with a replay; None when it can."""
-        if self.capture is None:
+        def evidence() -> Evidence:
+            if recorder is not None:
+                return recorder.evidence()
+            assert index is not None and batch is not None
+            return finiteness(by_backward[index], batch.loss)
+
+        def nonfinite() -> tuple[MicroBatch | None, Evidence | None]:
+            bad = next((i for i, n in enumerate(by_backward) if finiteness(n, None).has_nonfinite), index)
+            if bad is None or bad >= len(batches) or batches[bad].obstacle():
+                return None, None
+            return batches[bad], finiteness(by_backward[bad], batches[bad].loss)
+
+        obstacle = self._obstacle(batch)
+        return StepRecord(step, self.audit, len(batches), obstacle, batch, evidence, nonfinite)
+
+    def _obstacle(self, batch: MicroBatch | None) -> str | None:
+        if not self.batches or not self.open:
             return "no forward was seen"
-        if self._units != 1 or self._norms.backwards != 1:
-            return f"{self._units} forwards and {self._norms.backwards} backwards fed one update"
-        if self._forwards > 1 and self.capture.buffers:
-            return f"the loss function called a model with buffers {self._forwards} times"
-        if not any(seed is not None for seed in self.capture.seeds):
-            return "the backward did not start at the audited outputs"
-        if any(t._version != version for t, version in self._inputs):
-            return "the batch was changed in place after the forward began"
-        if self._recorder is not None:
-            return self._vacuity(self._recorder)
-        return None
+        starts = [b.backward for b in self.batches]
+        if starts != list(range(self._norms.backwards)):
+            return f"{len(starts)} forwards and {self._norms.backwards} backwards fed one update out of turn"
+        if self._norms.reentrant:
+            return "a backward ran inside the backward (reentrant checkpointing): pass use_reentrant=False"
+        if batch is None:
+            return f"the update had {len(starts)} micro-batches, number {self._chosen + 1} was to be audited"
+        return batch.obstacle() or (self._vacuity(batch) if self._recorder is not None else None)
 
-    def evidence(self) -> Evidence:
-        """What this step's own computation produced."""
-        if self._recorder is not None:
-            return self._recorder.evidence()
-        return finiteness(self._norms.local, self.loss)
-
-    def _vacuity(self, recorder: Recorder) -> str | None:
+    def _vacuity(self, batch: MicroBatch) -> str | None:
         """An audit counts only if everything that check 1 saw, and every output, was digested."""
-        seen = [p for p, n in zip(self._parameters, self._norms.local, strict=True) if n is not None]
-        tensors = len(seen) + self._outputs[0]
-        nbytes = sum(p.numel() * p.element_size() for p in seen) + self._outputs[1]
-        if seen and (recorder.tensors, recorder.nbytes) == (tensors, nbytes):
+        recorder = self._recorder
+        assert recorder is not None
+        norms = self._norms.local(batch.backward)
+        seen = [p for p, n in zip(self._parameters, norms, strict=True) if n is not None]
+        if recorder.depth is Depth.OUTPUT:
+            wanted = batch.outputs
+        else:
+            nbytes = sum(p.numel() * p.element_size() for p in seen) + batch.outputs[1]
+            wanted = len(seen) + batch.outputs[0], nbytes
+        if seen and (recorder.tensors, recorder.nbytes) == wanted:
             return None
         return (
             f"{recorder.tensors} tensors with {recorder.nbytes} bytes were digested, "
-            f"{tensors} with {nbytes} were expected"
+            f"{wanted[0]} with {wanted[1]} were expected"
         )
 
+    def copy_buffers(self) -> dict[str, Tensor]:
+        """Copies of all buffers. Always made: not every kernel that writes one raises its version counter."""
+        return {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
+
+    @property
+    def _is_chosen(self) -> bool:
+        return len(self.batches) == self._chosen + 1
+
+    def _recording(self) -> bool:
+        return self._is_chosen and self._norms.backwards == self.batches[-1].backward
+
     def _start_unit(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._units += 1
-        if self._units == 1:
-            self._forwards = 0
-            self.capture = _capture.take(unit, self._module, self._device, args, kwargs)
-            tensors = output_tensors((args, kwargs))
-            self._inputs = [(t, t._version) for t in tensors if not t.is_inference()]
+        tensors = output_tensors((args, kwargs))
+        self.batches.append(
+            MicroBatch(
+                _capture.take(unit, self._module, self._device, args, kwargs),
+                self._norms.backwards,
+                inputs=[(t, t._version) for t in tensors if not t.is_inference()],
+            )
+        )
 
     def _watch_seeds(self, outputs: list[Tensor]) -> None:
-        if self.capture is None or self._units != 1:
-            return
-        seeds = self.capture.seeds
+        batch = self.batches[-1]
+        # Without a loss function the seeds are as large as the outputs: one micro-batch keeps them.
+        keeps = batch.capture.unit is Unit.LOSS or self._is_chosen
+        seeds = batch.capture.seeds
         for tensor in outputs:
             if not tensor.requires_grad:
                 continue
@@ -161,20 +245,22 @@ class StepWatch:
             seeds.append(None)
 
             def keep(gradient: Tensor, index: int = index) -> None:
-                if seeds[index] is None:
+                if seeds[index] is None and (keeps or gradient.dim() == 0):
                     seeds[index] = gradient.detach()
 
             tensor.register_hook(keep)  # type: ignore[no-untyped-call]
 
-    def _copy_buffers(self) -> dict[str, Tensor]:
-        """Copies of all buffers; an unchanged one keeps the copy of an earlier step."""
-        copies = {}
-        for name, buffer in self._module.named_buffers():
-            key = (buffer.data_ptr(), buffer._version)
-            known = self._buffer_copies.get(name)
-            copies[name] = known[1] if known is not None and known[0] == key else buffer.detach().clone()
-            self._buffer_copies[name] = (key, copies[name])
-        return copies
+
+def _apart(output: Any) -> Any:
+    """Give each output a node of its own where a model returns its loss beside what it came from.
+
+    The gradient that enters the logits from outside is a seed of the replay; what flows into them from the
+    loss inside the model is not.
+    """
+    live = [t for t in output_tensors(output) if t.requires_grad]
+    if len(live) < 2 or all(t.dim() > 0 for t in live):
+        return output
+    return tree_map(lambda v: v.view_as(v) if isinstance(v, Tensor) and v.requires_grad else v, output)
 
 
 def _add(counted: tuple[int, int], tensors: list[Tensor]) -> tuple[int, int]:

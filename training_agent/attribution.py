@@ -96,6 +96,27 @@ def attribute(
     return Attribution(tuple(findings), contests)
 
 
+def ambiguous_at_start(rank_map: RankMap, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Take back names that a difference in software explains as well, before any audit has passed.
+
+    A GPU that differs from its own node-mates is a hardware finding from the start. Where a node has one
+    GPU, its software stands alone too: nobody is named.
+    """
+
+    def judge(finding: Finding) -> Finding:
+        if finding.rank is None or len(rank_map.ranks_on(rank_map.node_of(finding.rank))) > 1:
+            return finding
+        text = f"{finding.evidence}; it is alone on its node and nothing has passed before: GPU or software"
+        return Finding(
+            FindingKind.PAIR,
+            verdict=Verdict.UNATTRIBUTABLE,
+            involved=(rank_map.places[finding.rank],),
+            evidence=text,
+        )
+
+    return tuple(judge(f) for f in findings)
+
+
 @dataclass(frozen=True, slots=True)
 class _Hit:
     """One contest in which a rank was outvoted, and the part that it played there."""
@@ -245,9 +266,10 @@ def _software(rank_map: RankMap, pairs: Sequence[Pair], contested: Sequence[Cont
         text += "in software, settings or non-deterministic kernels"
         return Finding(FindingKind.SOFTWARE, involved=_places(rank_map, involved), evidence=text)
     by_node: defaultdict[str, set[int]] = defaultdict(set)
-    for place in rank_map.places:
-        by_node[place.node].add(place.rank)
     for c in contested:
+        by_node.clear()
+        for rank in c.results:  # in a large job only a quorum was asked
+            by_node[rank_map.node_of(rank)].add(rank)
         camps = _camps(rank_map, by_node, c)
         if camps:
             ranks = sorted(r for camp in camps for r in camp)

@@ -40,6 +40,34 @@ def require_cublas_workspace(device: torch.device) -> None:
         )
 
 
+def environment(device: torch.device) -> dict[str, object]:
+    """What changes the bits of a computation, by name; must be equal on all ranks for replays to match."""
+    backends: Any = torch.backends
+    facts: dict[str, object] = {
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "MKL-DNN": bool(backends.mkldnn.is_available() and backends.mkldnn.enabled),
+        "CPU capability": backends.cpu.get_cpu_capability() if device.type == "cpu" else None,
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "default dtype": str(torch.get_default_dtype()),
+        CUBLAS_VARIABLE: os.environ.get(CUBLAS_VARIABLE),
+    }
+    if device.type == "cuda":
+        matmul = backends.cuda.matmul
+        facts |= {
+            "GPU model": torch.cuda.get_device_name(device),
+            "compute capability": torch.cuda.get_device_capability(device),
+            "cuDNN": backends.cudnn.version(),
+            "cuDNN benchmark": backends.cudnn.benchmark,
+            "TF32": (matmul.allow_tf32, backends.cudnn.allow_tf32),
+            "reduced precision": (
+                matmul.allow_fp16_reduced_precision_reduction,
+                matmul.allow_bf16_reduced_precision_reduction,
+            ),
+            "NCCL": torch.cuda.nccl.version(),  # type: ignore[no-untyped-call]
+        }
+    return facts
+
+
 class DeterministicMode:
     """Strict deterministic algorithms, entered at one hook and left at another. Both are idempotent."""
 

@@ -3,46 +3,52 @@
 Comes in: a DDP model, its optimizer, optionally the loss function. Goes out: training as before, or
 `SdcAlarm` on every rank before the update that would have spread a wrong number. The steps, top to bottom:
 
-1. first forward of a step   decide from the schedule whether it is audited (`_begin_step`)
-2. forward, backward         record start, gradients, norms (`_watch`, `checks.nonfinite`)
-3. before the update         count over all ranks, replay, arbitrate, judge (`_before_update`)
-4. after the update          compare weights, report progress (`_after_update`)
+1. first forward of a start  warm-up, registration, weights, preflight (`_start.Start`)
+2. first forward of a step   decide from the schedule whether it is audited (`_update.begin`)
+3. forward, backward         record start, gradients, norms (`_watch`, `checks.nonfinite`)
+4. before the update         count over all ranks, replay, arbitrate, judge (`_update.before`)
+5. after the update          compare weights, report progress (`_update.after`)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+import atexit
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import _startup
-from ._alarm import Sighting
-from ._capture import Capture
+from . import _startup, exit_codes
+from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence
-from ._examine import AuditPass, Examiner
+from ._examine import Examiner
 from ._latch import AlarmLatch
 from ._ledger import Ledger, LoadedManifest
 from ._phase import Phase
+from ._refusals import untraced, wrap_closure
 from ._ring import Ring
-from ._startup import Setup
-from ._warm_up import backward_from_outputs, warm_up
+from ._start import Start
+from ._startup import Setup, Wishes
+from ._update import Update
+from ._warm_up import backward_from_outputs
 from ._watch import StepWatch
 from .checkpoint import CheckpointStore
 from .checks.nonfinite import GradientNorms
 from .checks.replay import LossFunction, recompute
-from .determinism import DeterministicMode, deterministic
-from .errors import CheckpointError, ConfigurationError
-from .report import Reporter, StepChecks
+from .determinism import DeterministicMode
+from .errors import CheckpointError, ConfigurationError, SdcAlarm
+from .policy import Mode, Policy
+from .report import Reporter
 from .schedule import Schedule
 from .settings import AgentSettings
 
 
 def attach(
     ddp_model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     *,
     compute_loss: LossFunction | None = None,
     schedule: Schedule | None = None,
@@ -50,30 +56,49 @@ def attach(
     settings: AgentSettings | None = None,
     reporter: Reporter | None = None,
     checkpoints: CheckpointStore | None = None,
+    mode: Mode | str = Mode.IMMEDIATE,
+    policy: Policy | str = Policy.STOP,
+    finish: Callable[[], None] | None = None,
 ) -> Guard:
     """Guard a training loop; a collective, called once on every rank before the first forward.
 
     Parameters
     ----------
-    ddp_model: the model wrapped in DistributedDataParallel.
-    optimizer: its optimizer; `step()` will raise `SdcAlarm` when a check fires.
+    ddp_model: the model wrapped in DistributedDataParallel (or `torch.compile` of that).
+    optimizer: its optimizer; `step()` will raise `SdcAlarm` when a check fires. Several: all of them, in the
+        order in which they step; the last one's step ends the update.
     compute_loss: `compute_loss(model, *args, **kwargs)` returns the loss tensor. The loop then calls
         `guard.compute_loss` instead, with the same arguments, and the whole loss function is audited. Without
-        it only the model's own forward and its backward are ("loss function not audited").
+        it only the model's own forward and its backward are ("loss function not audited"), unless the model
+        itself returns the loss.
     schedule: how often each check runs; None is `Schedule()`.
     step: updates applied so far, equal on all ranks; after a restart `guard.after_load` sets it.
     settings: None reads the environment, see `AgentSettings.from_env`.
     reporter: whom to tell; None leaves one log line per alarm.
     checkpoints: where alarms look for the checkpoint to come back on.
+    mode: "immediate": alarms are raised in the step, one host synchronisation. "deferred" (optimizers with
+        `fused=True`; others stay immediate): raised at the next `step()`, `before_save()` or `close()`;
+        weights, moments, buffers, counter and RNG are those before the flagged step, sampler and scheduler
+        are not.
+    policy: "stop", "retry", "skip" or "warn", see `training_agent.policy.Policy`.
+    finish: what the loop does between backward and `step()`, such as clipping: a retried step repeats it.
 
     Raises
     ------
     ConfigurationError: on every rank, when one of them cannot be guarded; the text says what to change.
     """
-    setup = _startup.set_up(
-        ddp_model, optimizer, compute_loss, schedule or Schedule(), step, settings, reporter, checkpoints
+    wishes = Wishes(
+        compute_loss,
+        schedule or Schedule(),
+        step,
+        settings,
+        reporter,
+        checkpoints,
+        mode,  # type: ignore[arg-type]  # checked and converted with everything else, on all ranks
+        policy,  # type: ignore[arg-type]
+        finish,
     )
-    return Guard(setup, step)
+    return Guard(_startup.set_up(ddp_model, optimizer, wishes), step)
 
 
 class Guard:
@@ -81,29 +106,46 @@ class Guard:
 
     def __init__(self, setup: Setup, step: int) -> None:
         self._setup = setup
-        self._step = step
         self._phase = Phase.TRAINING
-        self._started = False
-        self._ledger = Ledger()
+        self._ledger = Ledger(step)
         self._determinism = DeterministicMode()
         self._latch = AlarmLatch(setup)
-        self._norms = GradientNorms(list(setup.parameters.values()), lambda: self._phase is Phase.TRAINING)
-        self._watch = StepWatch(setup.ddp.module, self._norms, setup.device)
-        self._examiner = Examiner(setup, Ring(setup.comm, setup.device, self._recompute))
+        parameters = list(setup.parameters.values())
+        self._norms = GradientNorms(parameters, lambda: self._phase is Phase.TRAINING)
+        self._watch = StepWatch(setup.ddp.module, parameters, self._norms, setup.device)
+        self._update = Update(
+            setup,
+            self._watch,
+            self._norms,
+            Examiner(setup, Ring(setup.comm, setup.device, self._recompute)),
+            self._ledger,
+            self._latch,
+            self._determinism,
+            Depth.BITS if setup.schedule.deterministic else Depth.OUTPUT,
+        )
+        self._start = Start(setup, self._watch, self._update, self._recompute, self._during)
+        for off, what in ((setup.weights_off, "weight checks"), (setup.replay_off, "replay audits")):
+            if off is not None:
+                self._ledger.note(f"{what} are off: {off}")
+        if setup.replay_off is not None:
+            self._update.depth = None
         self._hooks = [
-            setup.ddp.register_forward_pre_hook(self._on_ddp_forward, with_kwargs=True),
-            setup.ddp.module.register_forward_pre_hook(self._on_module_forward, with_kwargs=True),
-            setup.ddp.module.register_forward_hook(self._on_module_output),
-            setup.optimizer.register_step_pre_hook(self._before_update),
-            setup.optimizer.register_step_post_hook(self._after_update),
+            setup.ddp.register_forward_pre_hook(untraced(self._on_ddp_forward), with_kwargs=True),
+            setup.ddp.module.register_forward_pre_hook(untraced(self._on_module_forward), with_kwargs=True),
+            setup.ddp.module.register_forward_hook(untraced(self._on_module_output)),
         ]
+        for optimizer in setup.optimizers:
+            self._hooks.append(optimizer.register_step_pre_hook(self._before_update))
+            self._hooks.append(optimizer.register_step_post_hook(self._after_update))
+        if self._update.deferred:
+            atexit.register(self._at_exit)
 
     # -- what users read and call ----------------------------------------------------------------------
 
     @property
     def step(self) -> int:
         """Updates applied so far, over all starts; the step being computed is the next one."""
-        return self._step
+        return self._ledger.step
 
     @property
     def phase(self) -> Phase:
@@ -120,6 +162,7 @@ class Guard:
         if self._phase is not Phase.TRAINING or not torch.is_grad_enabled():
             return compute(model, *args, **kwargs)
         self._begin_step(lambda: compute(model, *args, **kwargs), lambda loss: loss.backward())
+        self._start.preflight(Unit.LOSS, args, kwargs)
         with self._watch.inside_loss(args, kwargs):
             loss = compute(model, *args, **kwargs)
         if not isinstance(loss, Tensor):
@@ -130,24 +173,26 @@ class Guard:
         return loss
 
     def before_save(self) -> None:
-        """Refuse to save a state whose weights were not compared at this very step; no collective.
+        """Refuse to save a state whose weights were not compared at this very step; deferred mode is read
+        first.
 
         Raises:
             SdcAlarm: an alarm was raised before.
             ConfigurationError: the step was no weight-check step.
         """
         self._latch.raise_again()
-        if self._ledger.passes.weights != self._step:
+        self._update.drain()
+        if self._ledger.passes.weights != self.step and self._setup.weights_off is None:
             last = self._ledger.passes.weights
             raise ConfigurationError(
-                f"The weights of step {self._step} were not compared (last passed: {last}). Save at steps "
+                f"The weights of step {self.step} were not compared (last passed: {last}). Save at steps "
                 f"that are due: multiples of ckpt_every={self._setup.schedule.ckpt_every} or "
                 f"check_every={self._setup.schedule.check_every}."
             )
 
     def manifest(self) -> dict[str, Any]:
         """What the checkpoint of this step carries for `after_load`: JSON-able."""
-        return self._ledger.manifest(self._step, self._setup.comm.world, self._setup.ddp.module)
+        return self._ledger.manifest(self._setup.comm.world, self._setup.ddp.module)
 
     def after_load(self, manifest: Mapping[str, Any]) -> None:
         """Take over a checkpoint: global step, file against manifest, replicas against each other; a
@@ -160,58 +205,53 @@ class Guard:
             SdcAlarm: replicas differ.
             ConfigurationError: it comes too late, or the manifest is not ours or not the same on all ranks.
         """
-        if self._started:
+        if self._start.done:
             raise ConfigurationError("guard.after_load() must come before the first forward.")
         loaded = LoadedManifest.parse(manifest)
         damaged = loaded.compare(self._setup.ddp.module, self._setup.comm)
-        self._step, self._ledger.passes = loaded.step, loaded.passes
-        self._check_weights()  # names a rank that alone holds other bits than were saved
+        self._ledger.step, self._ledger.passes = loaded.step, loaded.passes
+        if self._setup.weights_off is None:
+            self._update.check_weights()  # names a rank that alone holds other bits than were saved
         if damaged:
             raise CheckpointError(damaged)
 
     def close(self) -> None:
-        """Take all hooks away and stop reporting."""
-        self._determinism.leave()
-        self._watch.end()
-        self._norms.remove()
-        for hook in self._hooks:
-            hook.remove()
-        if self._setup.reporter is not None:
-            self._setup.reporter.close()
+        """Take all hooks away and stop reporting; in deferred mode the last step is judged first.
 
-    # -- 1. first forward of a step --------------------------------------------------------------------
+        Raises:
+            SdcAlarm: deferred mode, the last step was not applied.
+        """
+        atexit.unregister(self._at_exit)
+        try:
+            self._update.drain()
+        finally:
+            self._determinism.leave()
+            self._watch.end()
+            self._norms.remove()
+            for hook in self._hooks:
+                hook.remove()
+            if self._setup.reporter is not None:
+                self._setup.reporter.close()
+
+    def _at_exit(self) -> None:
+        """Deferred mode: the process ends without `close()`, perhaps right after a flagged step."""
+        try:
+            self._update.drain()
+        except SdcAlarm as e:
+            exit_codes.leave(e.exit_code)
+
+    # -- 1. and 2. first forward -----------------------------------------------------------------------
 
     def _begin_step(self, forward: Callable[[], Any], backward: Callable[[Any], None]) -> None:
         self._latch.raise_again()
-        if not self._started:
-            self._start(forward, backward)
-        if self._watch.open and not self._dropped():
-            return
-        audit = self._setup.schedule.audit_due(self._step + 1)
-        self._watch.begin(audit=audit)
-        if audit:
-            self._determinism.enter()
-        else:
-            self._determinism.leave()
+        self._start.warm_up(forward, backward)
+        if self._watch.open:
+            if not self._norms.dropped():
+                return
+            self._update.skipped_by_loop()
+        self._update.begin()
 
-    def _dropped(self) -> bool:
-        """Whether the loop threw the last gradients away without an update (as a GradScaler does)."""
-        return self._norms.backwards > 0 and all(p.grad is None for p in self._setup.parameters.values())
-
-    def _start(self, forward: Callable[[], Any], backward: Callable[[Any], None]) -> None:
-        self._started = True
-        setup = self._setup
-        self._phase = Phase.WARM_UP
-        try:
-            strict = setup.schedule.audit_every is not None
-            warm_up(setup.ddp, setup.device, forward, backward, strict=strict)
-        finally:
-            self._phase = Phase.TRAINING
-        if setup.reporter is not None:
-            setup.reporter.started(_startup.registration(setup, self._step or None))
-        self._check_weights()
-
-    # -- 2. forward and backward -----------------------------------------------------------------------
+    # -- 3. forward and backward -----------------------------------------------------------------------
 
     def _on_ddp_forward(self, ddp: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._watching and not self._watch.in_loss:
@@ -219,82 +259,41 @@ class Guard:
 
     def _on_module_forward(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._watching and self._watch.open:
+            self._start.preflight(Unit.MODULE, args, kwargs)
             self._watch.enter_module(args, kwargs)
 
-    def _on_module_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        if self._watching and self._watch.open:
-            self._watch.leave_module(output)
+    def _on_module_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+        return self._watch.leave_module(output) if self._watching and self._watch.open else None
 
     @property
     def _watching(self) -> bool:
         return self._phase is Phase.TRAINING and torch.is_grad_enabled()
 
-    # -- 3. before the update --------------------------------------------------------------------------
-
-    def _before_update(self, _optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._latch.raise_again()
-        _startup.refuse_closure(args, kwargs)
-        obstacle = self._watch.obstacle() if self._watch.open else "no forward was seen"
-        own = self._norms.local_nonfinite(self._setup.device)
-        reduced = self._norms.reduced_nonfinite(self._setup.device)
-        blocked = torch.tensor(int(obstacle is not None), device=self._setup.device)
-        counts = self._setup.comm.total_tensor(torch.stack([own, reduced, blocked]))
-        try:
-            if counts[0] or (self._watch.open and self._watch.audit):
-                flags = self._setup.comm.gather(int(own)) if counts[0] else []
-                ranks = tuple(rank for rank, flag in enumerate(flags) if flag)
-                self._examine(ranks, blocked=counts[2] > 0, obstacle=obstacle)
-            if counts[1]:
-                self._alarm(self._examiner.reduced(self._step + 1))
-        finally:
-            self._determinism.leave()
-
-    def _examine(self, nonfinite: tuple[int, ...], *, blocked: bool, obstacle: str | None) -> None:
-        """Replay the step around the ring; returns when it passed or could not be compared."""
-        watch, step = self._watch, self._step + 1
-        outcome: AuditPass | Sighting | str
-        with deterministic():
-            if blocked or watch.capture is None:
-                outcome = self._examiner.unexamined(step, obstacle, nonfinite)
-            else:
-                outcome = self._examiner.examine(step, watch.capture, watch.evidence(), nonfinite)
-        if isinstance(outcome, Sighting):
-            self._alarm(outcome)
-        if isinstance(outcome, AuditPass):
-            self._ledger.audit_passed(step, outcome)
-        else:
-            self._ledger.audit_skipped(step, outcome)
-
     def _recompute(self, capture: Capture, phase: Phase, depth: Depth) -> Evidence:
-        self._phase = phase
+        setup = self._setup
+        with self._during(phase):
+            return recompute(
+                setup.ddp, setup.compute_loss, capture, depth, setup.device, list(setup.parameters)
+            )
+
+    @contextmanager
+    def _during(self, phase: Phase) -> Iterator[None]:
+        before, self._phase = self._phase, phase
         try:
-            return recompute(self._setup.ddp, self._setup.compute_loss, capture, depth, self._setup.device)
+            yield
         finally:
-            self._phase = Phase.TRAINING
+            self._phase = before
 
-    # -- 4. after the update ---------------------------------------------------------------------------
+    # -- 4. and 5. the update --------------------------------------------------------------------------
 
-    def _after_update(self, _optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        self._step += 1
-        self._watch.end()
-        due = self._setup.schedule.weights_due(self._step)
-        if due:
-            self._check_weights()
-        if self._setup.reporter is not None:
-            passes = self._ledger.passes
-            audited = passes.audit == self._step
-            self._setup.reporter.progress(self._step, StepChecks(audited, due, passes.audit, passes.weights))
+    def _before_update(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self._latch.raise_again()
+        wrapped = wrap_closure(args, kwargs, lambda: self._update.before(optimizer))
+        if wrapped is None:
+            self._update.before(optimizer)
+        return wrapped
 
-    def _check_weights(self) -> None:
-        """Check 3 on the state as it is now."""
-        divergence = self._examiner.compare_weights()
-        if divergence:
-            self._alarm(self._examiner.weights(self._step, divergence))
-        self._ledger.weights_passed(self._step)
-
-    # -- an alarm, on every rank alike -----------------------------------------------------------------
-
-    def _alarm(self, sighting: Sighting) -> NoReturn:
-        self._watch.end()
-        self._setup.optimizer.zero_grad(set_to_none=True)
-        self._latch.trip(sighting, self._ledger.passes)
+    def _after_update(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        self._update.after(optimizer)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 MAX_OFFSETS = 8  # each new pair of ranks costs NCCL channels and memory
+EVERYBODY_VOTES = 16  # ranks; in larger jobs a quorum recomputes a contested micro-batch
+QUORUM = 7
 NODES_FOR_INDEPENDENCE = 3  # original, replayer and arbiter each on a node of their own
 
 
@@ -106,6 +108,31 @@ def partners(rank_map: RankMap, audit_index: int, rotate: bool = True) -> tuple[
     for position, rank in enumerate(line):
         result[rank] = line[(position + offset) % len(line)]
     return tuple(result)
+
+
+def quorum(rank_map: RankMap, target: int, replayer: int) -> tuple[int, ...]:
+    """Who recomputes a contested micro-batch: everybody, or in a large job seven voters on distinct nodes.
+
+    A node-mate of the target and one of the replayer answer as well: they tell a bad GPU from a node whose
+    software differs. With fewer nodes than voters the rest are other GPUs, spread evenly.
+    """
+    if rank_map.size <= EVERYBODY_VOTES:
+        return tuple(range(rank_map.size))
+    chosen = [target, replayer]
+    taken = Counter(rank_map.node_of(r) for r in chosen)
+    others = [r for r in range(rank_map.size) if r not in chosen]
+    first = (target + 1) % rank_map.size  # so that not always the same nodes are asked
+    while len(chosen) < QUORUM:
+        pick = min(others, key=lambda r: (taken[rank_map.node_of(r)], (r - first) % rank_map.size))
+        others.remove(pick)
+        chosen.append(pick)
+        taken[rank_map.node_of(pick)] += 1
+    for accused in (target, replayer):
+        mates = [r for r in others if rank_map.node_of(r) == rank_map.node_of(accused)]
+        if mates:
+            chosen.append(mates[0])
+            others.remove(mates[0])
+    return tuple(sorted(chosen))
 
 
 def _line(rank_map: RankMap) -> list[int]:

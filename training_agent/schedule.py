@@ -40,6 +40,7 @@ class Schedule:
     strict: bool = True
     check_on_checkpoint: bool = True
     partner: Partner = Partner.ROTATE
+    deterministic: bool = True  # audits run deterministic kernels; False: default ones, forward only
 
     def __post_init__(self) -> None:
         _interval("audit_every", self.audit_every, optional=True)
@@ -47,6 +48,7 @@ class Schedule:
         _interval("ckpt_every", self.ckpt_every, optional=True)
         _flag("strict", self.strict)
         _flag("check_on_checkpoint", self.check_on_checkpoint)
+        _flag("deterministic", self.deterministic)
         try:
             object.__setattr__(self, "partner", Partner(self.partner))
         except ValueError:
@@ -62,6 +64,8 @@ class Schedule:
             gaps.append("audit_every=None: finite faults of forward and backward are not caught")
         elif not self.strict:
             gaps.append("strict=False: a checkpoint can hold updates that no audit has passed")
+        if self.audit_every is not None and not self.deterministic:
+            gaps.append("deterministic=False: finite faults of the backward are not caught")
         if not self.check_on_checkpoint:
             gaps.append("check_on_checkpoint=False: a checkpoint can hold weights that differ between ranks")
         return tuple(gaps)

@@ -160,7 +160,7 @@ SCENARIOS: dict[str, Scenario] = {
         )
     ),
     "nan in a step that cannot be replayed": lambda job: job.run(
-        Plan(faults.forward([3], [5], STEP_ONLY, NAN), forwards=2)
+        Plan(faults.forward([3], [5], STEP_ONLY, NAN), after_backward=lambda _m, batch: batch["x"].zero_())
     ),
     "wrong loss": lambda job: _loss_fault(job, with_loss=True),
     "wrong loss without compute_loss": lambda job: _loss_fault(job, with_loss=False),

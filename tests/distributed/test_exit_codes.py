@@ -42,7 +42,7 @@ def test_a_replay_that_fails_on_one_rank_is_skipped_on_all_and_accuses_nobody() 
     assert codes == [0] * 3, outputs[0]
     for out in outputs:
         assert "done at 5 2" in out
-        assert "rank 1 cannot recompute the batch of rank" in out
+        assert "replay audits are off, a micro-batch cannot be recomputed: rank 1: RuntimeError" in out
 
 
 def test_a_missing_node_name_on_one_rank_is_refused_on_every_rank() -> None:

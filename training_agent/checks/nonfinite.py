@@ -35,41 +35,71 @@ class GradientNorms:
 
     def reset(self) -> None:
         """Forget the step."""
-        self._local: list[Tensor | None] = [None] * len(self._parameters)
+        self._locals: list[list[Tensor | None]] = [self._blank()]  # per backward
         self._reduced: Tensor | None = None
-        self._in_backward = False
+        self._versions: list[int | None] = []
+        self.in_backward = False
         self.backwards = 0
+        self.reentrant = False  # a backward ran inside a backward
+        self._task = -1
 
-    @property
-    def local(self) -> tuple[Tensor | None, ...]:
-        """Local gradient norm per parameter; None where no gradient came."""
-        return tuple(self._local)
+    def local(self, backward: int = 0) -> tuple[Tensor | None, ...]:
+        """Local gradient norm per parameter in one backward of the step; None where no gradient came."""
+        return tuple(self._locals[backward]) if backward < len(self._locals) else ()
 
     @property
     def gradients_seen(self) -> int:
         """Parameters that got a gradient in this step."""
-        return sum(n is not None for n in self._local)
+        return sum(any(n is not None for n in norms) for norms in zip(*self._locals, strict=True))
+
+    def nonfinite_backward(self) -> int | None:
+        """The first backward with a non-finite local gradient; waits for the device."""
+        for i, norms in enumerate(self._locals):
+            if bool(_any_nonfinite([n for n in norms if n is not None], torch.device("cpu"))):
+                return i
+        return None
 
     def local_nonfinite(self, device: torch.device) -> Tensor:
         """int64 scalar: 1 when some local gradient is NaN, Inf or too large for a float32 norm."""
-        return _any_nonfinite([n for n in self._local if n is not None], device)
+        return _any_nonfinite([n for norms in self._locals for n in norms if n is not None], device)
 
     def reduced_nonfinite(self, device: torch.device) -> Tensor:
         """int64 scalar: the same for the reduced gradients, as they were before any clipping."""
         return _any_nonfinite([] if self._reduced is None else [self._reduced], device)
+
+    def untouched(self) -> bool:
+        """Whether the gradients are still those that the last backward left: nobody clipped or unscaled."""
+        return self._versions == self._gradient_versions()
+
+    def dropped(self) -> bool:
+        """Whether the gradients of a backward were thrown away without an update, as a GradScaler does."""
+        if self.backwards == 0:
+            return False
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if not gradients:
+            return True
+        # zero_grad(set_to_none=False) writes zeros in place; asking the device only if somebody wrote.
+        return not self.untouched() and not any(bool(g.any()) for g in gradients)
 
     def remove(self) -> None:
         """Take the hooks away."""
         for handle in self._handles:
             handle.remove()
 
+    def _blank(self) -> list[Tensor | None]:
+        return [None] * len(self._parameters)
+
+    def _gradient_versions(self) -> list[int | None]:
+        return [None if p.grad is None else p.grad._version for p in self._parameters]
+
     def _on_entering(self, index: int) -> Callable[[Tensor], None]:
         """From the second backward of an update on: `grad` then holds the first one's reduction already."""
 
         def hook(gradient: Tensor) -> None:
             if self.backwards > 0 and self._active():
-                known, new = self._local[index], norm(gradient.detach())
-                self._local[index] = new if known is None else torch.maximum(known, new)  # keeps NaN and Inf
+                norms = self._locals[-1]
+                known, new = norms[index], norm(gradient.detach())
+                norms[index] = new if known is None else torch.maximum(known, new)  # keeps NaN and Inf
 
         return hook
 
@@ -78,19 +108,23 @@ class GradientNorms:
             if not self._active() or parameter.grad is None:
                 return
             if self.backwards == 0:
-                self._local[index] = norm(parameter.grad.detach())
-            if not self._in_backward:
-                self._in_backward = True
+                self._locals[0][index] = norm(parameter.grad.detach())
+            task = torch._C._current_graph_task_id()
+            self.reentrant |= self.in_backward and task != self._task
+            if not self.in_backward:
+                self.in_backward, self._task = True, task
                 _at_end_of_backward(self._on_reduced, _HOPS)
 
         return hook
 
     def _on_reduced(self) -> None:
-        self._in_backward = False
+        self.in_backward = False
         self.backwards += 1
+        self._locals.append(self._blank())
         gradients = [p.grad.detach() for p in self._parameters if p.grad is not None]
         if gradients:
             self._reduced = torch.stack([n.float() for n in torch._foreach_norm(gradients)])
+        self._versions = self._gradient_versions()
 
 
 def _at_end_of_backward(action: Callable[[], None], hops: int) -> None:
@@ -108,4 +142,4 @@ def _any_nonfinite(norms: Sequence[Tensor], device: torch.device) -> Tensor:
     if not norms:
         return torch.zeros((), dtype=torch.int64, device=device)
     flat = torch.cat([n.reshape(-1).float() for n in norms])
-    return (~torch.isfinite(flat)).any().to(torch.int64)
+    return (~torch.isfinite(flat)).any().to(device=device, dtype=torch.int64)

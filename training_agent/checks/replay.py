@@ -10,7 +10,7 @@ hooks change gradients and are therefore copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from .._capture import Capture, Unit, reentered
-from .._evidence import Depth, Evidence, Recorder
+from .._evidence import Depth, Evidence, Recorder, size_of
 
 LossFunction = Callable[..., Tensor]
 
@@ -31,6 +31,7 @@ def recompute(
     capture: Capture,
     depth: Depth,
     device: torch.device,
+    parameters: Sequence[str] | None = None,
 ) -> Evidence:
     """Run the captured unit once more, without any reduction.
 
@@ -38,14 +39,18 @@ def recompute(
         ddp: the wrapped model; `capture` came from a replica with the same weights.
         compute_loss: the user's loss function; needed when the captured unit is the loss.
         depth: must be that of the evidence to compare with. BITS needs deterministic kernels on both sides.
+        parameters: names behind the rows of the evidence; None: those that require a gradient now.
 
     Raises:
         RuntimeError and whatever the user's code raises: the unit cannot be computed here.
     """
     module = ddp.module
-    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    recorder = Recorder(len(trained), depth)
-    aliases = {name: _alias(p, i, recorder) for i, (name, p) in enumerate(trained.items())}
+    known = dict(module.named_parameters())
+    rows = parameters or [name for name, p in known.items() if p.requires_grad]
+    recorder = Recorder(len(rows), depth)
+    aliases = {
+        name: _alias(known[name], i, recorder) for i, name in enumerate(rows) if name in capture.trained
+    }
     state: dict[str, Tensor] = {**aliases, **{n: b.clone() for n, b in capture.buffers.items()}}
     watcher = module.register_forward_hook(lambda _module, _args, output: _record(output, recorder))
     try:
@@ -95,11 +100,16 @@ class _Unit(nn.Module):
     ) -> None:
         if capture.unit is Unit.MODULE or compute_loss is None:
             output = self.wrapped(*capture.args, **capture.kwargs)
+            size = size_of(list(output_tensors(output)))
+            if recorder.depth is Depth.FINITENESS and size is not None:
+                recorder.loss(size)
             roots = [t for t in output_tensors(output) if t.requires_grad]
         else:
             roots = [compute_loss(_WithoutDdp(ddp), *capture.args, **capture.kwargs)]
             recorder.loss(roots[0])
-        seeds = capture.seeds
+        if recorder.depth is Depth.OUTPUT:
+            return
+        seeds = capture.seeds or [torch.ones_like(root) for root in roots]  # none yet: the preflight
         if len(roots) != len(seeds):
             raise RuntimeError(f"the replay has {len(roots)} outputs, the original had {len(seeds)}")
         reached = [(root, seed) for root, seed in zip(roots, seeds, strict=True) if seed is not None]
@@ -146,10 +156,16 @@ def tensor_hooks(parameter: Tensor) -> tuple[Callable[[Tensor], Tensor | None], 
     return tuple((parameter._backward_hooks or {}).values())
 
 
-def watch_gradients(parameters: list[nn.Parameter], recorder: Recorder) -> list[RemovableHandle]:
+def watch_gradients(
+    parameters: list[nn.Parameter], recorder: Recorder, active: Callable[[], bool] = lambda: True
+) -> list[RemovableHandle]:
     """Record each gradient as it enters accumulation, after the user's own tensor hooks."""
 
     def hook(index: int) -> Callable[[Tensor], None]:
-        return lambda gradient: recorder.gradient(index, gradient)
+        return lambda gradient: recorder.gradient(index, gradient) if active() else None
 
-    return [p.register_hook(hook(i)) for i, p in enumerate(parameters)]  # type: ignore[no-untyped-call]
+    return [
+        p.register_hook(hook(i))  # type: ignore[no-untyped-call]
+        for i, p in enumerate(parameters)
+        if p.requires_grad
+    ]

@@ -133,6 +133,7 @@ class Alarm:
     last_weight_check_pass: int | None = None
     resume_from: ResumePoint | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # what was not checked, and why: one sentence each
     schema_version: str = SCHEMA_VERSION
 
     @property

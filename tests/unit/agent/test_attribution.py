@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from tests.unit.agent.places import even_map, rank_map
-from training_agent.attribution import MAX_CONTESTED, Contested, attribute, contested_targets
-from training_agent.contract import FindingKind, Pair, SecondConfirmation, Verdict
+from training_agent.attribution import (
+    MAX_CONTESTED,
+    Contested,
+    ambiguous_at_start,
+    attribute,
+    contested_targets,
+)
+from training_agent.contract import Finding, FindingKind, Pair, SecondConfirmation, Verdict
 
 SIX = even_map(6, 2)
 
@@ -208,3 +214,23 @@ def test_nonfinite_data_beside_a_bad_replayer() -> None:
     contest = Contested(4, 2, results({2: "bad"}), "right", "bad")
     found = attribute(SIX, [Pair(2, 4)], [contest], nonfinite=[4], reproduced={4: True}).findings
     assert [(f.kind, f.rank) for f in found] == [(FindingKind.PAIR, 2), (FindingKind.NONFINITE, None)]
+
+
+def test_a_gpu_alone_on_its_node_is_not_named_before_anything_has_passed() -> None:
+    one_each, two_each = rank_map([0, 1, 2]), rank_map([0, 0, 1, 1, 2, 2])
+    for ranks, named in ((one_each, None), (two_each, 1)):
+        accused = Finding(FindingKind.CULPRIT, rank=1, place=ranks.places[1], majority=True, evidence="why")
+        (finding,) = ambiguous_at_start(ranks, (accused,))
+        assert finding.rank == named
+        assert finding.evidence.startswith("why")
+        if named is None:
+            assert (finding.verdict, [p.rank for p in finding.involved]) == (Verdict.UNATTRIBUTABLE, [1])
+
+
+def test_camps_are_judged_among_those_who_were_asked() -> None:
+    ranks = rank_map([node for node in range(8) for _ in range(4)])
+    results = {0: "x", 1: "x", 4: "a", 8: "a", 12: "a", 16: "a", 20: "a", 24: "a", 5: "a"}
+    found = attribute(ranks, [Pair(4, 0)], [Contested(0, 4, results)])
+    assert [f.kind for f in found.findings] == [FindingKind.SOFTWARE]
+    alone = attribute(ranks, [Pair(4, 0)], [Contested(0, 4, results | {1: "a"})])
+    assert alone.findings[0].rank == 0

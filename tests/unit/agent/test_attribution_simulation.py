@@ -24,7 +24,7 @@ class Bad(Enum):
 
 
 EXPECTED = {
-    Bad.PERSISTENT: (FindingKind.CULPRIT, None, None),
+    Bad.PERSISTENT: (FindingKind.CULPRIT, Verdict.PERSISTENT, None),
     Bad.TRANSIENT: (FindingKind.PAIR, Verdict.TRANSIENT, None),
     Bad.REPLAYER: (FindingKind.PAIR, Verdict.REPLAYER, SecondConfirmation.REPEATS),
     Bad.REPLAYER_ONCE: (FindingKind.PAIR, Verdict.REPLAYER, SecondConfirmation.AGREES),

@@ -246,3 +246,11 @@ def test_hex_digest_is_short_and_tells_tables_apart() -> None:
     assert hex_digest(a) == hex_digest(a.clone())
     assert hex_digest(a) != hex_digest(b)
     assert hex_digest(torch.cat([a, b])) != hex_digest(torch.cat([b, a]))
+
+
+def test_one_element_with_a_stride_is_digested_like_any_other() -> None:
+    one = torch.arange(3)[::3]
+    assert torch.equal(digest([one]), digest([one.clone()]))
+    assert torch.equal(
+        digest([torch.arange(6).reshape(2, 3)[:1, :1].t()]), digest([torch.zeros(1, 1).long()])
+    )

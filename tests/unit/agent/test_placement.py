@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.agent.places import even_map, rank_map
 from training_agent.contract import Independence
 from training_agent.errors import ConfigurationError
-from training_agent.placement import MAX_OFFSETS, RankMap, partners
+from training_agent.placement import EVERYBODY_VOTES, MAX_OFFSETS, QUORUM, RankMap, partners, quorum
 
 LAYOUTS = st.lists(st.integers(0, 5), min_size=2, max_size=24)
 
@@ -131,3 +131,24 @@ def test_sixteen_thousand_ranks_within_a_second() -> None:
     targets = partners(ranks, 3)
     assert time.perf_counter() - started < 1.0
     assert len(set(targets)) == 16_384
+
+
+def test_in_a_small_job_everybody_votes() -> None:
+    assert quorum(even_map(EVERYBODY_VOTES, 4), 1, 5) == tuple(range(EVERYBODY_VOTES))
+
+
+@given(st.integers(0, 511), st.integers(0, 511))
+def test_in_a_large_job_seven_voters_stand_on_distinct_nodes(target: int, replayer: int) -> None:
+    ranks = even_map(512, 8)
+    if ranks.node_of(target) == ranks.node_of(replayer):
+        return
+    voters = quorum(ranks, target, replayer)
+    assert {target, replayer} <= set(voters)
+    assert len({ranks.node_of(r) for r in voters}) == QUORUM
+    assert len(voters) == QUORUM + 2  # and one node-mate each of target and replayer
+
+
+def test_with_fewer_nodes_than_voters_other_gpus_vote() -> None:
+    voters = quorum(even_map(24, 8), 3, 20)
+    assert len(voters) == QUORUM + 2
+    assert len(set(voters)) == len(voters)

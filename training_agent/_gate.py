@@ -1,0 +1,99 @@
+"""The gate in front of the update: a few counters over all ranks, and in deferred mode a latch on the device.
+
+Comes in: this rank's flags, still on the device. Goes out: `Tally`, equal on all ranks, now or one step
+later. Next: `_update` judges it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ._comm import Comm
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many ranks raised each flag in one step."""
+
+    nonfinite: int  # local gradient
+    reduced: int  # reduced gradient
+    blocked: int  # cannot be compared
+    overflow: int  # a GradScaler skips the step
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether check 1 has something to say."""
+        return bool(self.nonfinite or self.reduced)
+
+
+class Count:
+    """The counters of one step, summed over the ranks; reading them waits for the device."""
+
+    def __init__(self, counts: Tensor) -> None:
+        self.device_counts = counts
+        self._host, self._ready = counts, None
+        if counts.device.type == "cuda":
+            self._host = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True)
+            self._host.copy_(counts, non_blocking=True)
+            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._ready.record(torch.cuda.current_stream(counts.device))
+
+    def read(self) -> Tally:
+        """The numbers; on an accelerator at most one step's wait."""
+        if self._ready is not None:
+            self._ready.synchronize()
+        return Tally(*(int(c) for c in self._host.tolist()))
+
+
+class Gate:
+    """Keeps updates from being applied, without asking the host.
+
+    Fused optimizers skip weights, moments and counter where `optimizer.found_inf` is exactly 1. GradScaler
+    owns that attribute: what it found is kept. After a flagged step the gate stays shut until `open`,
+    because the next step is computed before the host has read the flags.
+    """
+
+    def __init__(self, optimizers: tuple[Optimizer, ...], comm: Comm, device: torch.device) -> None:
+        self._comm = comm
+        self._device = device
+        self._shut = torch.zeros((), dtype=torch.float32, device=device)
+        self._lent: set[int] = set()  # optimizers that carry an attribute of ours
+        self.on_device = all(group.get("fused") for o in optimizers for group in o.param_groups)
+
+    def count(self, local: Tensor, reduced: Tensor, blocked: bool, optimizer: Optimizer) -> Count:
+        """Sum this step's flags over all ranks: one all-reduce, no wait for the device."""
+        scaler_found = getattr(optimizer, "found_inf", None)
+        flags = torch.zeros(4, dtype=torch.int64, device=self._device)
+        flags[0], flags[1], flags[2] = local, reduced, int(blocked)
+        if scaler_found is not None:
+            flags[3] = (scaler_found.reshape(-1)[0] > 0).to(torch.int64)
+        return Count(self._comm.sum_tensor(flags))
+
+    def hold(self, count: Count, optimizer: Optimizer) -> None:
+        """Shut the gate for this update and all later ones if this step is suspicious."""
+        counts = count.device_counts.to(self._device)
+        bad = (counts[0] + counts[1] > 0) & (counts[3] == 0)
+        self._shut = torch.maximum(self._shut, bad.to(torch.float32))
+        found = getattr(optimizer, "found_inf", None)
+        shut = self._shut
+        if found is not None:  # in its own tensor: the scaler reads what it found
+            shut = torch.maximum(shut, (found.reshape(-1)[0] > 0).to(torch.float32).to(self._device))
+        else:
+            self._lent.add(id(optimizer))
+        target: Any = optimizer
+        target.found_inf = shut if found is None else shut.reshape(found.shape)
+
+    def release(self, optimizer: Optimizer) -> None:
+        """After the update: take the attribute away, unless it is a GradScaler's."""
+        if id(optimizer) in self._lent:
+            self._lent.discard(id(optimizer))
+            del optimizer.found_inf  # type: ignore[attr-defined]
+
+    def open(self) -> None:
+        """The host has read the flags: updates are applied again."""
+        self._shut = torch.zeros_like(self._shut)

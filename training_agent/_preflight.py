@@ -1,0 +1,146 @@
+"""Before the first update: do equal inputs give equal bits here, and on a peer?
+
+Comes in: the first micro-batch of this rank. Goes out: how deep audits can compare, or a `Sighting` when the
+GPUs disagree. Never accuses a node for a kernel that is not reproducible. Next: the first step is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ._comm import Comm
+from ._evidence import Depth, Evidence
+from ._ring import COMPUTE_ERRORS
+from .determinism import deterministic
+from .digest import digest
+from .errors import ConfigurationError
+
+Run = Callable[[Depth], Evidence]
+_COLLECTIVES = ("c10d", "_c10d_functional")
+_NAMES = 3  # that one sentence lists
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """Equal on all ranks."""
+
+    depth: Depth | None  # of audits; None: replays are off
+    note: str | None  # what is not compared, and why
+    evidence: Evidence | None  # of this rank's own micro-batch
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    forward: bool  # reproducible
+    backward: bool
+    operator: str | None  # the first one whose output differed
+    failure: str | None  # why nothing could be computed
+
+
+def preflight(comm: Comm, parameters: int, run: Run, wanted: Depth, *, strict: bool) -> Preflight:
+    """Compute this rank's micro-batch twice and agree on what audits can compare; a collective.
+
+    Args:
+        run: computes it once at a depth, and leaves everything as it was.
+        wanted: the deepest comparison that the schedule asks for.
+        strict: use deterministic kernels.
+
+    Raises:
+        ConfigurationError: on all ranks, when the module itself communicates.
+    """
+    mine, evidence = _try(run, parameters, wanted, strict)
+    collectives = [name for _, names in comm.gather((comm.rank, _collectives(run))) for name in names]
+    if collectives:
+        raise ConfigurationError(
+            f"The model communicates inside its own forward or backward ({collectives[0]}), as SyncBatchNorm "
+            "does. A replay would wait for ranks that compute something else: take it out (BatchNorm without "
+            "Sync), or switch audits off with Schedule(audit_every=None)."
+        )
+    answers: list[_Answer] = comm.gather(mine)
+    failures = [f"rank {r}: {a.failure}" for r, a in enumerate(answers) if a.failure]
+    if failures:
+        return Preflight(
+            None, f"replay audits are off, a micro-batch cannot be recomputed: {failures[0]}", None
+        )
+    operators = sorted({a.operator for a in answers if a.operator})
+    named = f", first seen at {', '.join(operators[:_NAMES])}" if operators else ""
+    if not all(a.forward for a in answers):
+        ranks = [r for r, a in enumerate(answers) if not a.forward]
+        note = f"replay audits are off: the forward is not reproducible on ranks {ranks[:8]}{named}"
+        return Preflight(None, note, None)
+    if not all(a.backward for a in answers):
+        ranks = [r for r, a in enumerate(answers) if not a.backward]
+        note = f"audits compare output and loss only: the backward is not reproducible on ranks {ranks[:8]}"
+        shallow, evidence = _try(run, parameters, Depth.OUTPUT, strict)
+        if sum(comm.gather(shallow.failure is None)) < comm.world:
+            evidence = None
+        return Preflight(Depth.OUTPUT, note + named, evidence)
+    return Preflight(wanted, None, evidence)
+
+
+def _try(run: Run, parameters: int, depth: Depth, strict: bool) -> tuple[_Answer, Evidence | None]:
+    def once() -> Evidence:
+        if not strict:
+            return run(depth)
+        with deterministic():
+            return run(depth)
+
+    try:
+        first, second = once(), once()
+    except COMPUTE_ERRORS as e:
+        return _Answer(False, False, None, f"{type(e).__name__}: {e}"), None
+    if first.agrees(second):
+        return _Answer(True, True, None, None), first
+    forward = first.forward_agrees(second, parameters)
+    return _Answer(forward, False, first_unstable_operator(once), None), first
+
+
+def first_unstable_operator(run: Callable[[], Any]) -> str | None:
+    """Run twice under a dispatch mode and name the first operator whose output digests differ."""
+    with _Journal(digests=True) as first:
+        run()
+    with _Journal(digests=True) as second:
+        run()
+    for mine, again in zip(first.lines, second.lines, strict=False):
+        if mine != again:
+            return str(mine[0])
+    return None
+
+
+def _collectives(run: Run) -> tuple[str, ...]:
+    """Communication operators that the micro-batch issues by itself."""
+    try:
+        with _Journal(digests=False) as journal:
+            run(Depth.BITS)
+    except COMPUTE_ERRORS:
+        pass  # said already by the run before
+    return tuple(dict.fromkeys(name for name, _ in journal.lines if name.startswith(_COLLECTIVES)))
+
+
+class _Journal(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Every operator that runs: its name, the autograd node that called it, digests of its outputs."""
+
+    def __init__(self, *, digests: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lines: list[tuple[str, list[list[int]]]] = []
+        self._digests = digests
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = str(func)
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            name += f" in {node.name()}"
+        rows: list[list[int]] = []
+        if self._digests and "empty" not in name:  # whatever lay in that memory
+            tensors = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+            with torch.utils._python_dispatch._disable_current_modes():
+                rows = digest([t.detach() for t in tensors]).tolist() if tensors else []
+        self.lines.append((name, rows))
+        return out

@@ -1,0 +1,106 @@
+"""What cannot be guarded, or only in part, seen before the first update. Next: `_startup` tells all ranks.
+
+Comes in: model, optimizers, settings of torch. Goes out: `ConfigurationError` with the remedy, or the name of
+a check that is off.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import LBFGS, Optimizer
+
+from .errors import ConfigurationError
+
+# They call the closure several times in one update; known by name, since they come from anywhere.
+_SEVERAL_CLOSURES = frozenset({"LBFGS", "SAM", "ASAM", "GSAM", "ESAM", "LookSAM"})
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+_DIVERGING_HOOKS = frozenset({"post_localSGD_hook"})
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The DDP module inside `torch.compile(ddp)`; anything else as it is."""
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, DistributedDataParallel) else model
+
+
+def untraced(hook: Hook) -> Hook:
+    """Keep `torch.compile` from compiling a hook of ours into the user's graph.
+
+    Only where dynamo is loaded already: loading it takes about a second.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return hook
+    disabled: Hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return disabled
+
+
+def refuse_optimizers(optimizers: Sequence[Optimizer], parameters: dict[str, nn.Parameter]) -> None:
+    """Refuse optimizers that update between checks, or parameters that nobody here updates.
+
+    Raises:
+        ConfigurationError: naming the optimizer or the parameters.
+    """
+    for optimizer in optimizers:
+        name = type(optimizer).__name__
+        if isinstance(optimizer, LBFGS) or name in _SEVERAL_CLOSURES:
+            raise ConfigurationError(
+                f"{name} evaluates its closure several times in one update, so there is no single gradient "
+                "to check. Use an optimizer that takes one gradient per step."
+            )
+    held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    strangers = [name for name, p in parameters.items() if id(p) not in held]
+    if strangers:
+        raise ConfigurationError(
+            f"{len(strangers)} trained parameters ({', '.join(strangers[:3])}) are in no optimizer given to "
+            "attach(). With several optimizers pass all of them, in the order in which they step: "
+            "attach(ddp, [first, second]). Parameters that are never trained need requires_grad=False."
+        )
+
+
+def diverging_hook(ddp: DistributedDataParallel) -> str | None:
+    """Name of a communication hook under which replicas may hold different weights, or None."""
+    for hook, _state in getattr(ddp, "_comm_hooks", []):
+        if getattr(hook, "__name__", "") in _DIVERGING_HOOKS:
+            return str(hook.__name__)
+    return None
+
+
+def wrap_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], check: Callable[[], None]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Put `check` between a closure's backward and the update; None without a closure.
+
+    A second call within the step finds weights that the optimizer has moved, and is refused.
+    """
+    calls = 0
+
+    def wrapped(closure: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > 1:
+                raise ConfigurationError(
+                    "The optimizer called its closure twice in one step; checks need one gradient per "
+                    "update. Use an optimizer that evaluates the closure once."
+                )
+            loss = closure()
+            check()
+            return loss
+
+        return run
+
+    def is_closure(value: Any) -> bool:
+        return callable(value) and not isinstance(value, (Optimizer, torch.Tensor))
+
+    if not any(is_closure(a) for a in (*args, *kwargs.values())):
+        return None
+    return (
+        tuple(wrapped(a) if is_closure(a) else a for a in args),
+        {k: wrapped(v) if is_closure(v) else v for k, v in kwargs.items()},
+    )

@@ -1,0 +1,80 @@
+"""What every start does at its first forward: warm-up, registration, weights, preflight, in this order.
+
+Comes in: the first micro-batch. Goes out: DDP in its final layout, and how deep audits can compare; or
+`SdcAlarm` before the first update. Next: the first step is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from . import _capture, _startup
+from ._alarm import Sighting
+from ._capture import Capture, Unit
+from ._evidence import Depth, Evidence
+from ._phase import Phase
+from ._preflight import preflight
+from ._startup import Setup
+from ._update import Update
+from ._warm_up import warm_up
+from ._watch import MicroBatch, StepWatch
+from .determinism import deterministic
+
+
+@dataclass(slots=True)
+class Start:
+    """One start of the job; `during` sets the guard's phase around a block."""
+
+    setup: Setup
+    watch: StepWatch
+    update: Update
+    recompute: Callable[[Capture, Phase, Depth], Evidence]
+    during: Callable[[Phase], AbstractContextManager[None]]
+    done: bool = False
+    _preflight_due: bool = False
+
+    def warm_up(self, forward: Callable[[], Any], backward: Callable[[Any], None]) -> None:
+        """Everything that needs no capture; once."""
+        if self.done:
+            return
+        self.done = True
+        setup = self.setup
+        audits = setup.schedule.audit_every is not None
+        with self.during(Phase.WARM_UP):
+            strict = audits and setup.schedule.deterministic
+            warm_up(setup.ddp, setup.device, forward, backward, strict=strict)
+        if setup.reporter is not None:
+            setup.reporter.started(_startup.registration(setup, self.update.ledger.step or None))
+        if setup.weights_off is None:
+            self.update.check_weights()
+        self._preflight_due = audits and setup.replay_off is None
+
+    def preflight(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Is this model reproducible here, and on a peer? Once, on the first micro-batch."""
+        if not self._preflight_due:
+            return
+        self._preflight_due = False
+        setup, update = self.setup, self.update
+        capture = _capture.take(unit, setup.ddp.module, setup.device, args, kwargs)
+        capture.buffers = self.watch.copy_buffers()
+        found = preflight(
+            setup.comm,
+            len(setup.parameters),
+            lambda depth: self.recompute(capture, Phase.REPLAY, depth),
+            update.depth or Depth.OUTPUT,
+            strict=setup.schedule.deterministic,
+        )
+        update.depth = found.depth
+        if found.note is not None:
+            update.ledger.note(found.note)
+            update.begin()  # the step in progress was begun at the depth that was hoped for
+            return
+        with deterministic():
+            step = update.ledger.step + 1
+            batch = MicroBatch(capture, 0)
+            outcome = update.examiner.examine(step, batch, found.evidence, (), at_start=True)
+        if isinstance(outcome, Sighting):
+            update.alarm(outcome)

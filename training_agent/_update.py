@@ -1,0 +1,295 @@
+"""Judges each update right before it is applied, at once or one step later, and books it afterwards.
+
+Comes in: what `_watch` and `checks.nonfinite` saw of a step. Goes out: nothing, or a dropped step, or
+`SdcAlarm`, on every rank alike. Next: the optimizer's own step; then check 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ._alarm import Sighting
+from ._capture import DeviceState, reentered
+from ._evidence import Depth
+from ._examine import AuditPass, Examiner
+from ._gate import Count, Gate, Tally
+from ._latch import AlarmLatch
+from ._ledger import Ledger
+from ._startup import Setup
+from ._watch import StepRecord, StepWatch
+from .checks.nonfinite import GradientNorms
+from .contract import Check
+from .determinism import DeterministicMode, deterministic
+from .errors import ConfigurationError
+from .log_line import log_line
+from .policy import Mode, Policy
+from .report import StepChecks
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A step whose flags the host has not read yet (deferred mode), with the state to put back."""
+
+    record: StepRecord
+    count: Count
+    own: Tensor  # 1 when this rank's gradient was not finite
+    state: DeviceState
+    checks: StepChecks | None = None  # to report once the flags were read
+
+
+@dataclass(slots=True)
+class Update:
+    """The update of each step; every method is called on all ranks alike."""
+
+    setup: Setup
+    watch: StepWatch
+    norms: GradientNorms
+    examiner: Examiner
+    ledger: Ledger
+    latch: AlarmLatch
+    determinism: DeterministicMode
+    depth: Depth | None = Depth.BITS  # of audits; None: replays are off
+    gate: Gate = field(init=False)
+    deferred: bool = field(init=False)
+    _pending: _Pending | None = None
+    _judged: bool = False
+    _applies: bool = True
+    _last: Count | None = None
+
+    def __post_init__(self) -> None:
+        setup = self.setup
+        self.gate = Gate(setup.optimizers, setup.comm, setup.device)
+        # A step that is repeated, or applied with a warning, must be judged before its update.
+        patient = setup.policy in (Policy.STOP, Policy.SKIP)
+        self.deferred = setup.mode is Mode.DEFERRED and self.gate.on_device and patient
+
+    # -- before ----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The first forward of a step: watch it, with deterministic kernels if it is audited."""
+        setup, ledger = self.setup, self.ledger
+        self._judged, self._applies = False, True
+        due = setup.schedule.audit_due(ledger.step + 1)
+        audit = due and self.depth is not None
+        self.watch.begin(audit=audit, depth=self.depth or Depth.BITS, turn=ledger.audits_due)
+        if due and not audit:
+            ledger.audit_skipped(ledger.step + 1, setup.replay_off or "replay audits are off")
+        if audit and setup.schedule.deterministic:
+            self.determinism.enter()
+        else:
+            self.determinism.leave()
+
+    def before(self, optimizer: Optimizer) -> None:
+        """Judge the step, or in deferred mode the one before, and shut the gate if this one is suspicious.
+
+        Raises:
+            SdcAlarm: a check fired and the policy stops.
+            ConfigurationError: the update comes out of a running backward.
+        """
+        self.latch.raise_again()
+        if self.norms.in_backward:
+            raise ConfigurationError(
+                "optimizer.step() was called inside the backward (optimizer-in-backward). Checks must see "
+                "all gradients before the first update: call step() after loss.backward()."
+            )
+        self.drain()
+        if not self._judged:  # with several optimizers the first to step is judged for all
+            self._judged = True
+            try:
+                self._enter_judgement(optimizer)
+            finally:
+                self.determinism.leave()
+                self.watch.end()
+        if self._last is not None and self.deferred:
+            self.gate.hold(self._last, optimizer)
+        if not self._applies:
+            self._drop_gradients()
+
+    def _enter_judgement(self, optimizer: Optimizer) -> None:
+        record = self.watch.record(self.ledger.step + 1)
+        count, own = self._count(record.obstacle is not None, optimizer)
+        self._last = count
+        if self.deferred and not record.audit:
+            state = DeviceState.now(self.setup.device, self.watch.copy_buffers())
+            self._pending = _Pending(record, count, own, state)
+            return
+        tally = count.read()
+        self._applies = not tally.overflow
+        self._respond(record, self._judge(record, tally, own))
+
+    def _count(self, blocked: bool, optimizer: Optimizer) -> tuple[Count, Tensor]:
+        device = self.setup.device
+        own = self.norms.local_nonfinite(device)
+        return self.gate.count(own, self.norms.reduced_nonfinite(device), blocked, optimizer), own
+
+    def drain(self) -> None:
+        """Deferred mode: read what the last step's flags say.
+
+        Raises:
+            SdcAlarm: with that step; weights, moments, buffers, counter and RNG are those before its update.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        tally = pending.count.read()
+        if not tally.suspicious:
+            if pending.checks is not None and self.setup.reporter is not None:
+                self.setup.reporter.progress(pending.record.step, pending.checks)
+            self.ledger.overflow_free()
+            return
+        self.ledger.step = pending.record.step - 1  # it was not applied
+        self.gate.open()
+        sighting = self._judge(pending.record, tally, pending.own)
+        if sighting is None:  # overflow
+            return
+        if self.setup.policy is Policy.SKIP and sighting.check is not Check.WEIGHTS:
+            self.ledger.step_skipped(sighting)
+            return
+        pending.state.put_back(self.setup.device, self.setup.ddp.module)
+        self.alarm(sighting)
+
+    def skipped_by_loop(self) -> None:
+        """The loop threw the last gradients away, as a GradScaler without a fused optimizer does."""
+        count, own = self._count(False, self.setup.optimizers[0])
+        tally = count.read()
+        if tally.suspicious:
+            sighting = self._overflow(self.ledger.step + 1, tally, own)
+            if sighting is not None:
+                self.alarm(sighting)
+
+    # -- judgement -------------------------------------------------------------------------------------
+
+    def _judge(self, record: StepRecord, tally: Tally, own: Tensor) -> Sighting | None:
+        """What is wrong with a step; None when it may be applied (or a GradScaler skips it)."""
+        if tally.overflow:
+            return self._overflow(record.step, tally, own)
+        self.ledger.overflow_free()
+        if tally.nonfinite or record.audit:
+            flags = self.setup.comm.gather(int(own)) if tally.nonfinite else []
+            ranks = tuple(rank for rank, flag in enumerate(flags) if flag)
+            sighting = self._examine(record, ranks, blocked=tally.blocked > 0)
+            if sighting is not None:
+                return sighting
+        return self.examiner.reduced(record.step) if tally.reduced else None
+
+    def _examine(self, record: StepRecord, nonfinite: tuple[int, ...], *, blocked: bool) -> Sighting | None:
+        """Replay the step around the ring; None when it passed or could not be compared."""
+        batch = record.batch
+        can = not blocked and batch is not None and self.setup.replay_off is None
+        outcome: AuditPass | Sighting | str
+        with deterministic():
+            if can and record.audit and not (nonfinite and record.micro_batches > 1):
+                assert batch is not None
+                outcome = self.examiner.examine(record.step, batch, record.evidence(), nonfinite)
+            elif can and nonfinite:
+                outcome = self.examiner.examine(record.step, *record.nonfinite(), nonfinite)
+            else:
+                outcome = self.examiner.unexamined(record.step, record.obstacle, nonfinite)
+        if isinstance(outcome, Sighting):
+            return outcome
+        if isinstance(outcome, AuditPass):
+            self.ledger.audit_passed(record.step, outcome)
+        else:
+            self.ledger.audit_skipped(record.step, outcome)
+        return None
+
+    def _overflow(self, step: int, tally: Tally, own: Tensor) -> Sighting | None:
+        flags = self.setup.comm.gather(int(own)) if tally.nonfinite else []
+        again = self.ledger.overflowed(
+            frozenset(r for r, flag in enumerate(flags) if flag), self.setup.comm.world
+        )
+        return None if again is None else self.examiner.overflowing(step, again)
+
+    # -- the answer ------------------------------------------------------------------------------------
+
+    def _respond(self, record: StepRecord, sighting: Sighting | None) -> None:
+        if sighting is None:
+            return
+        policy = self.setup.policy
+        if sighting.check is Check.WEIGHTS and policy is not Policy.WARN:
+            policy = Policy.STOP
+        if policy is Policy.WARN:
+            self.ledger.warned(sighting)
+        elif policy is Policy.SKIP:
+            self._applies = False
+            self.ledger.step_skipped(sighting)
+        elif policy is Policy.STOP or not self._retried(record):
+            self.alarm(sighting)
+
+    def _retried(self, record: StepRecord) -> bool:
+        """Compute the step once more and judge it again; False when that cannot be done or fails again."""
+        setup, batch = self.setup, record.batch
+        compute = setup.compute_loss
+        able = compute is not None and batch is not None and record.obstacle is None
+        able = able and record.micro_batches == 1 and (self.norms.untouched() or setup.finish is not None)
+        if sum(setup.comm.gather(able)) < setup.comm.world:
+            log_line("warning", message="the step cannot be retried", step=record.step)
+            return False
+        assert compute is not None and batch is not None
+        self._drop_gradients()
+        self.watch.begin(audit=record.audit, depth=self.depth or Depth.BITS)
+        capture = batch.capture
+        DeviceState.write_buffers(setup.ddp.module, capture.buffers)
+        if record.audit and setup.schedule.deterministic:
+            self.determinism.enter()
+        with reentered(capture, setup.ddp.module, setup.device):
+            with self.watch.inside_loss(capture.args, capture.kwargs):
+                loss = compute(setup.ddp, *capture.args, **capture.kwargs)
+            self.watch.leave_loss(loss)
+            torch.autograd.backward([loss], [seed for seed in capture.seeds if seed is not None])
+        if setup.finish is not None:
+            setup.finish()
+        again = self.watch.record(record.step)
+        count, own = self._count(again.obstacle is not None, setup.optimizers[0])
+        if self._judge(again, count.read(), own) is not None:
+            return False
+        self.ledger.retried(record.step)
+        return True
+
+    def alarm(self, sighting: Sighting) -> NoReturn:
+        """Drop the gradients, tell, raise."""
+        self.watch.end()
+        self._drop_gradients()
+        self.latch.trip(sighting, self.ledger.passes, tuple(self.ledger.notes))
+
+    def _drop_gradients(self) -> None:
+        for optimizer in self.setup.optimizers:
+            optimizer.zero_grad(set_to_none=True)  # an optimizer passes over parameters without one
+
+    # -- after -----------------------------------------------------------------------------------------
+
+    def after(self, optimizer: Optimizer) -> None:
+        """Book the step, compare weights when that is due, report."""
+        self.gate.release(optimizer)
+        if not self._applies or optimizer is not self.setup.optimizers[-1]:
+            return
+        self.ledger.step += 1
+        step = self.ledger.step
+        due = self.setup.schedule.weights_due(step) and self.setup.weights_off is None
+        if due:
+            self.drain()
+            if self.ledger.step != step:  # it was skipped after all
+                return
+            self.check_weights()
+        passes = self.ledger.passes
+        checks = StepChecks(passes.audit == step, due, passes.audit, passes.weights)
+        if self._pending is not None:
+            self._pending.checks = checks
+        elif self.setup.reporter is not None:
+            self.setup.reporter.progress(step, checks)
+
+    def check_weights(self) -> None:
+        """Check 3 on the state as it is now."""
+        divergence = self.examiner.compare_weights()
+        if divergence:
+            sighting = self.examiner.weights(self.ledger.step, divergence)
+            if self.setup.policy is not Policy.WARN:
+                self.alarm(sighting)
+            self.ledger.warned(sighting)
+        else:
+            self.ledger.weights_passed(self.ledger.step)
