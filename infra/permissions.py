@@ -115,6 +115,8 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
         _cluster("ListClusterNodes"),
         *KUBERNETES,
         _rows("PutItem", of=(Place.REGISTRATIONS,)),
+        SWITCHES,
+        _rows("PutItem", of=(Place.QUARANTINE,)),  # the mode row
     ),
     "ingest": (
         _receive(Place.ALARM_QUEUE),
@@ -154,6 +156,7 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
         Allow("sns", ("Publish", "ListSubscriptionsByTopic"), at=(Place.TOPIC,)),
         ROWS,
         _rows("GetItem", "PutItem", "UpdateItem", of=(Place.APPROVALS,)),
+        SWITCHES,  # whoever ends at a human in observe mode was only observed
         NEWS,
     ),
     "replace": (_cluster("BatchReplaceClusterNodes", "ListClusterNodes"), *REPLACING),

@@ -25,15 +25,16 @@ class Settings(BaseSettings):
 
 
 class _Modal(Settings):
-    """Functions with an effect: the deployed mode, which the control table can only lower."""
+    """Functions with an effect, or that say what was none: the deployed mode; the table can only lower it."""
 
     mode: Mode
     control_table: str
 
 
-class RegisterSettings(Settings):
+class RegisterSettings(_Modal):
     cluster_name: str
     registration_table: str
+    quarantine_table: str  # the mode row, which agents read before any incident writes it
 
 
 class IngestSettings(Settings):
@@ -77,7 +78,7 @@ class ConfirmSettings(_Modal):
     telemetry_url: str = ""  # of a Prometheus workspace; "": none
 
 
-class RequestApprovalSettings(Settings):
+class RequestApprovalSettings(_Modal):
     cluster_name: str
     incident_table: str
     approval_table: str

@@ -1,7 +1,7 @@
 """Keep the suspect from computing: hold, cordon, evict, as the contain column of its row says.
 
 In: a LOCATED incident. Out: quarantine rows (agents hold by them), an annotated cordon, this job's pods moved
-off the node; `decide` is next. Observe mode writes the mode row and touches nothing.
+off the node; `decide` is next. Observe mode writes the mode row (as `register` does) and touches nothing.
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     permit(needs, Mode.CONTAIN, f"containment by '{row.contain.value}'")
     if row.blames_node:
         _require_quota(needs, incident, alarm.nodes)
-    targets, story = _contain(needs, incident, row)
-    record(needs, incident, replace(incident, targets=targets, touched=True).to(State.CONTAINED), story)
+    # Noted first: a containment that breaks off half-way has touched something all the same.
+    begun = record(needs, incident, replace(incident, touched=True), "containment begins")
+    targets, story = _contain(needs, begun, row)
+    record(needs, begun, replace(begun, targets=targets).to(State.CONTAINED), story)
     return StepResult("contained", story)
 
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Protocol
 
-from training_agent.contract import Alarm
+from training_agent.contract import Alarm, Mode
 
 from ..domain import messages
 from ..domain.approval import Approval, ApprovalState, Fact
 from ..domain.decision_table import ROWS
-from ..domain.errors import PermanentError, PipelineError
+from ..domain.errors import HaltedError, PermanentError, PipelineError
 from ..domain.incident import EffectState, Incident, State
+from ..domain.policy import effective_mode
 from ..ports import Approvals, Mail
+from .effects import Permitted
 from .outcome import Recorder, StepResult, alarm_of, amend, evidence_of
 from .replace import REFUSED, effect_name
 
@@ -30,7 +32,7 @@ TOLD = frozenset(
 SILENCE = "nobody answered; everything stays cordoned or held, and nothing is replaced"
 
 
-class Speaker(Recorder, Protocol):
+class Speaker(Recorder, Permitted, Protocol):
     @property
     def approvals(self) -> Approvals: ...
     @property
@@ -53,6 +55,8 @@ def tell(needs: Speaker, incident_id: str, seen: Any) -> StepResult:
     closing = before.closing if before.closing in TOLD else State.HANDED_TO_HUMAN
     if before.synthetic:
         closing = State.CLOSED
+    elif not before.touched and _observing(needs):
+        closing = State.OBSERVED  # wherever it broke off: nothing was going to be done
     incident = amend(needs, incident_id, lambda i: replace(i, closing=closing, human_reason=reason))
     try:
         if not needs.incidents.intend(incident.id, "notice", needs.clock.now()):
@@ -74,6 +78,14 @@ def tell(needs: Speaker, incident_id: str, seen: Any) -> StepResult:
         needs.incidents.audit(incident.id, "notice", story, needs.clock.now())
         raise
     return StepResult("told", f"{reason}; {story}")
+
+
+def _observing(needs: Speaker) -> bool:
+    """Is this observe mode? What cannot be read is not."""
+    try:
+        return effective_mode(needs.settings.mode, needs.controls.read()) is Mode.OBSERVE
+    except HaltedError:
+        return False
 
 
 def answered(needs: Speaker, incident_id: str) -> StepResult:

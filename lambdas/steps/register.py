@@ -1,6 +1,8 @@
 """Job start: is the job really where it says it runs? Verified while the pods live, stored for `locate`.
 
-In: an "SDC Node Registered" event. Out: a registration row, verified or with the reason why not.
+In: an "SDC Node Registered" event. Out: a registration row, verified or with the reason why not,
+and the mode row of the quarantine table: agents hold while it is missing, and not every alarm gets to be
+contained.
 """
 
 from __future__ import annotations
@@ -17,8 +19,19 @@ from training_agent.contract import (
     instance_id_of,
 )
 
+from ..domain.errors import HaltedError
+from ..domain.policy import effective_mode
 from ..domain.times import stamp
-from ..ports import Clock, Cluster, ClusterNode, Kubernetes, Registered, Registrations
+from ..ports import (
+    Clock,
+    Cluster,
+    ClusterNode,
+    Controls,
+    Kubernetes,
+    Quarantine,
+    Registered,
+    Registrations,
+)
 from ..settings import RegisterSettings
 from .envelope import open_envelope
 
@@ -29,6 +42,8 @@ JOB_UID_LABEL = "training.sdc/job-uid"
 class Needs:
     settings: RegisterSettings
     registrations: Registrations
+    controls: Controls
+    quarantine: Quarantine
     cluster: Cluster
     kubernetes: Kubernetes
     clock: Clock
@@ -63,7 +78,18 @@ def run(needs: Needs, body: str) -> str:
             stored_at=stamp(needs.clock.now()),
         )
     )
-    return "verified" if reason == "" else f"unverified: {reason}"
+    told = _tell_mode(needs)
+    return ("verified" if reason == "" else f"unverified: {reason}") + told
+
+
+def _tell_mode(needs: Needs) -> str:
+    """Write the mode for the agents; one that cannot be read stays unwritten, and they hold."""
+    try:
+        mode = effective_mode(needs.settings.mode, needs.controls.read())
+    except HaltedError as e:
+        return f"; {e}"
+    needs.quarantine.put_mode(mode)
+    return ""
 
 
 def _verify(needs: Needs, registration: NodeRegistration) -> tuple[ClusterNode | None, str]:

@@ -18,7 +18,7 @@ from ..domain.approval import Action, Approval, ApprovalState, Link, hash_of
 from ..domain.errors import NeedsHumanError, NoApproverError
 from ..domain.incident import Incident, State
 from ..domain.times import stamp
-from ..ports import Approvals, Bus, Clock, Incidents, Mail
+from ..ports import Approvals, Bus, Clock, Controls, Incidents, Mail
 from ..settings import RequestApprovalSettings
 from . import notices
 from .outcome import StepResult, alarm_of, record
@@ -29,6 +29,7 @@ class Needs:
     settings: RequestApprovalSettings
     incidents: Incidents
     approvals: Approvals
+    controls: Controls
     mail: Mail
     bus: Bus
     clock: Clock
