@@ -15,13 +15,13 @@ from training_agent.contract import Mode
 
 
 class Settings(BaseSettings):
-    """Base: read by powertools itself, listed so that `VARIABLES` is complete."""
+    """Base: read by powertools itself, listed so that `VARIABLES` is complete. No setting has a default."""
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore")
 
     powertools_service_name: str
     powertools_metrics_namespace: str
-    log_level: str = "INFO"
+    log_level: str
 
 
 class _Modal(Settings):
@@ -75,7 +75,7 @@ class ConfirmSettings(_Modal):
     event_bus_name: str
     approval_table: str  # under NodeRecovery Automatic a human approves the check first
     deep_check_enabled: bool
-    telemetry_url: str = ""  # of a Prometheus workspace; "": none
+    telemetry_url: str  # of a Prometheus workspace; empty: none
 
 
 class RequestApprovalSettings(_Modal):
@@ -85,7 +85,7 @@ class RequestApprovalSettings(_Modal):
     approval_topic_arn: str
     event_bus_name: str
     review_url: str
-    approval_links: bool = True  # off: decided by signed requests only, so that the caller is known
+    approval_links: bool  # off: decided by signed requests only, so that the caller is known
     approval_timeout_seconds: int = Field(gt=0)
     replacement_budget_percent: float = Field(ge=0, le=100)
 
@@ -126,12 +126,12 @@ class ResumeSettings(_Modal):
 
 class ApprovalShowSettings(Settings):
     approval_table: str
-    approval_links: bool = True
+    approval_links: bool
 
 
 class ApprovalDecideSettings(Settings):
     approval_table: str
-    approval_links: bool = True
+    approval_links: bool
 
 
 class ApprovalApiSettings(Settings):
