@@ -112,7 +112,7 @@ class IncidentWorkflow(Construct):
             "expired": resume,
         }
         return self._story(
-            (locate, {"located": contain, "joined": joined}),
+            (locate, {"located": contain, "joined": joined, "waiting": self._wait_before(locate)}),
             (contain, {"contained": decide}),
             (decide, {"confirm": confirm, "approve": request_approval, "release": resume}),
             (confirm, {"confirmed": decide, "waiting": self._wait_before(confirm)}),

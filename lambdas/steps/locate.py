@@ -1,7 +1,8 @@
 """Ranks -> node -> instance -> GPU, from the verified registration and a re-read launch time; then the gate.
 
 In: an OPENING incident with claims. Out: proven targets and `contain`, "joined" when another open incident
-holds the instance, or a human when anything is not provable. Touches nothing.
+holds the instance, "waiting" for a registration under way, or a human when anything is not provable. Touches
+nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ from .outcome import StepResult, alarm_of, amend, facts_of, findings_of, record
 
 MAX_JOINED = 20  # evidence that is decided with; more of it is kept and changes nothing
 REGISTRATION_GRACE = timedelta(minutes=2)  # an alarm can overtake the registration in the queues
+WAIT_SECONDS = 15
+
+
+class _StillComing(UnavailableError):
+    """The registration may be on its way: waited for by the state machine, whose retries are too short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,10 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     if incident.state is not State.OPENING:
         return StepResult("located", "located before")
     alarm = alarm_of(needs.incidents, incident)
-    targets = _prove(needs, incident, alarm)
+    try:
+        targets = _prove(needs, incident, alarm)
+    except _StillComing as e:
+        return StepResult("waiting", str(e), WAIT_SECONDS)
     # Kept before the gate is taken: whoever closes this incident after a crash frees the right gate.
     located = record(needs, incident, replace(incident, targets=targets), "proven")
     holder = needs.incidents.take_gate(gate_of(located), incident.id)
@@ -160,7 +169,7 @@ def _registered(needs: Needs, incident: Incident, node: str) -> Registered:
     found = needs.registrations.get(incident.job.uid, incident.job.attempt, node)
     if found is None:
         if needs.clock.now() - moment(incident.opened_at) < REGISTRATION_GRACE:
-            raise UnavailableError(f"{node} has not registered yet for attempt {incident.job.attempt}")
+            raise _StillComing(f"{node} has not registered yet for attempt {incident.job.attempt}")
         raise NeedsHumanError(f"the job never registered on {node} (attempt {incident.job.attempt})")
     if not found.verified:
         raise NeedsHumanError(f"the registration of {node} could not be verified: {found.reason}")

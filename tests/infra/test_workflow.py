@@ -30,7 +30,7 @@ ANSWERS = {
     "expired": "resume",
 }
 FLOW = {
-    "locate": {"located": "contain", "joined": "joined"},
+    "locate": {"located": "contain", "joined": "joined", "waiting": "wait before locate"},
     "contain": {"contained": "decide"},
     "decide": {"confirm": "confirm", "approve": "request_approval", "release": "resume"},
     "confirm": {"confirmed": "decide", "waiting": "wait before confirm"},

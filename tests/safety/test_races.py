@@ -145,3 +145,13 @@ def test_races(definition: Definition, race: str) -> None:
 @pytest.mark.parametrize("race", RACES)
 def test_soak_races(definition: Definition, race: str) -> None:
     run(definition, RACES[race], SOAK_ROUNDS)
+
+
+def test_a_registration_that_comes_late_within_its_grace_is_waited_for(definition: Definition) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        plant = Plant(patched, definition)
+        plant.world.registrations.rows.clear()
+        (incident,) = plant.alarm(plant.alarm_of(builder.culprit(3, plant.jobs[0].seats)))
+        plant.later(timedelta(seconds=100), partial(plant.start_job, plant.jobs[0]))
+        plant.advance(timedelta(minutes=3))
+        assert incident.id in plant.waiting()

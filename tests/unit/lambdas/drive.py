@@ -180,7 +180,7 @@ ANSWERS = {
     "rejected_keep": "resume", "rejected_release": "resume",
 }  # fmt: skip
 FLOW: dict[str, dict[str, str]] = {
-    "locate": {"located": "contain", "joined": "joined"},
+    "locate": {"located": "contain", "joined": "joined", "waiting": "locate"},
     "contain": {"contained": "decide"},
     "decide": {"confirm": "confirm", "approve": "request_approval", "release": "resume"},
     "confirm": {"waiting": "confirm", "confirmed": "decide"},

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from lambdas import handlers
 from lambdas.domain.errors import UnavailableError
 from lambdas.domain.incident import Incident, State
+from lambdas.steps.locate import REGISTRATION_GRACE
 from tests.events import builder
 from training_agent.contract import Place, instance_id_of
 
@@ -83,10 +86,31 @@ def test_malformed_and_foreign_registrations_are_dropped(driver: Driver) -> None
 
 def test_an_alarm_that_overtakes_its_registration_is_tried_again(driver: Driver) -> None:
     incident = opened(driver)
-    with pytest.raises(UnavailableError):
-        driver.step("locate", incident)
+    assert driver.step("locate", incident)["outcome"] == "waiting"
     driver.register()
     assert driver.step("locate", incident)["outcome"] == "located"
+
+
+def test_the_grace_for_a_late_registration_is_really_waited_out(driver: Driver) -> None:
+    """By waits of the state machine: retries of the task would give up after one minute, or sooner."""
+    incident = opened(driver)
+    while (answer := driver.step("locate", incident))["outcome"] == "waiting":
+        assert answer["wait_seconds"] > 0
+        driver.world.clock.at += timedelta(seconds=answer["wait_seconds"])
+    assert answer["outcome"] == "human" and "never registered" in answer["story"]
+    assert REGISTRATION_GRACE <= timedelta(seconds=driver.waited_s) <= 2 * REGISTRATION_GRACE
+
+
+def test_a_table_that_does_not_answer_is_no_late_registration(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(*_: Any) -> None:
+        raise UnavailableError("table")
+
+    incident = opened(driver)
+    monkeypatch.setattr(driver.world.registrations, "get", down)
+    with pytest.raises(UnavailableError):
+        driver.step("locate", incident)
 
 
 def test_an_unverified_registration_goes_to_a_human(driver: Driver) -> None:
