@@ -58,7 +58,8 @@ class State(str, Enum):
 
 
 TERMINAL = frozenset(list(State)[list(State).index(State.JOINED) :])
-NO_INCIDENT = ("REJECTED_EVENT", "DUPLICATE")  # ends of events that open none; stand in their audit rows
+REJECTED = "REJECTED_EVENT"
+NO_INCIDENT = (REJECTED, "DUPLICATE")  # ends of events that open none; stand in their audit rows
 
 _AGAIN = State.LOCATED  # second evidence: contain and decide once more
 NEXT: dict[State, frozenset[State]] = {

@@ -1,7 +1,8 @@
 """Alarm in: validated, duplicates dropped, one incident per blamed node or one for the job, then executions.
 
 In: an "SDC Alarm" event. Out: incident rows and executions with input {"incident_id"}; `locate` is next.
-A bad event leaves one audit row with the reason and never an execution.
+A bad event leaves one audit row with the reason and never an execution; when it was a true alarm that is not
+acted on, the bus hears of it too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from training_agent.contract import Alarm, ContractError, DetailType, decode, de
 from ..domain import findings
 from ..domain.decision_table import Facts, systemic
 from ..domain.drill import is_drill
-from ..domain.incident import Incident, State, evidence_hash, execution_name, incident_id
+from ..domain.incident import REJECTED, Incident, State, evidence_hash, execution_name, incident_id
 from ..domain.times import moment, stamp
 from ..ports import Bus, Clock, Delivery, HistoryEntry, Incidents, Workflow
 from ..settings import IngestSettings
@@ -57,12 +58,17 @@ def run(needs: Needs, body: str) -> Ingested:
     try:
         envelope = open_envelope(body, DetailType.ALARM)
         alarm = decode(Alarm, envelope.detail)
-        _accept(needs.settings, alarm, now)
         if envelope.replayed:
             raise ContractError("replayed from an archive: recorded, never acted on")
+        _accept(needs.settings, alarm)
     except ContractError as e:
         needs.incidents.reject(str(e)[:500], "SDC Alarm", body[:1000], now)
         return Ingested(rejected=str(e))
+    untimely = _untimely(needs.settings, alarm, now)
+    if untimely:
+        needs.incidents.reject(untimely, "SDC Alarm", body[:1000], now)
+        needs.bus.state_changed(_news(alarm, None, None, REJECTED, untimely))
+        return Ingested(rejected=untimely)
     if not _within_quota(needs, alarm, now):
         reason = f"more than {ALARMS_PER_HOUR} different alarms of one job within an hour"
         needs.incidents.reject(reason, "SDC Alarm", body[:1000], now)
@@ -101,7 +107,7 @@ def _within_quota(needs: Needs, alarm: Alarm, now: datetime) -> bool:
     return True
 
 
-def _accept(settings: IngestSettings, alarm: Alarm, now: datetime) -> None:
+def _accept(settings: IngestSettings, alarm: Alarm) -> None:
     """Raise ContractError for what is well formed and still not to be acted on."""
     if alarm.cluster != settings.cluster_name:
         raise ContractError(f"alarm of cluster {alarm.cluster[:60]!r}, this is {settings.cluster_name!r}")
@@ -109,13 +115,34 @@ def _accept(settings: IngestSettings, alarm: Alarm, now: datetime) -> None:
     if not all(0 < len(name) <= MAX_NAME and _is_text(name) for name in names):
         raise ContractError(f"a name is empty, longer than {MAX_NAME} characters, or no Unicode text")
     try:
-        age = now - moment(alarm.time)
+        moment(alarm.time)
     except ValueError as e:
         raise ContractError(f"time: {e}") from None
+
+
+def _untimely(settings: IngestSettings, alarm: Alarm, now: datetime) -> str:
+    """Why the alarm's time forbids to act on it; empty when it does not."""
+    age = now - moment(alarm.time)
     if age > settings.max_alarm_age:
-        raise ContractError(f"alarm is {age} old, at most {settings.max_alarm_age} are acted on")
-    if age < -MAX_CLOCK_AHEAD:
-        raise ContractError("alarm comes from the future")
+        return f"alarm is {age} old, at most {settings.max_alarm_age} are acted on"
+    return "alarm comes from the future" if age < -MAX_CLOCK_AHEAD else ""
+
+
+def _news(
+    alarm: Alarm, incident_id: str | None, node: str | None, state: str, story: str
+) -> dict[str, object]:
+    """An "SDC Incident State Changed" of what begins here, or ends before it has begun."""
+    return {
+        "incident_id": incident_id,
+        "state": state,
+        "previous": None,
+        "cluster": alarm.cluster,
+        "job": alarm.job.name,
+        "node": node,
+        "instance_id": None,
+        "decision_row": None,
+        "story": story,
+    }
 
 
 def _is_text(name: str) -> bool:
@@ -144,11 +171,8 @@ def _take(needs: Needs, alarm: Alarm, group: findings.Group, named: int, now: da
     if group.node is not None:
         entry = HistoryEntry(f"job#{alarm.job.uid}", incident.id, group.node, incident.opened_at)
         needs.incidents.remember(entry)
-    needs.bus.state_changed(
-        {"incident_id": incident.id, "state": State.OPENING.value, "previous": None, "cluster": alarm.cluster,
-         "job": alarm.job.name, "node": group.node, "instance_id": None, "decision_row": None,
-         "story": f"{alarm.check.value} alarm at step {alarm.step}"}
-    )  # fmt: skip
+    story = f"{alarm.check.value} alarm at step {alarm.step}"
+    needs.bus.state_changed(_news(alarm, incident.id, group.node, State.OPENING.value, story))
     needs.workflow.start(incident.id, execution_name(incident))
     return incident.id, True
 

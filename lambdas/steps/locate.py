@@ -27,6 +27,7 @@ from .outcome import StepResult, alarm_of, amend, facts_of, findings_of, record
 MAX_JOINED = 20  # evidence that is decided with; more of it is kept and changes nothing
 REGISTRATION_GRACE = timedelta(minutes=2)  # an alarm can overtake the registration in the queues
 WAIT_SECONDS = 15
+CLOCK_SKEW = timedelta(minutes=10)  # a node's clock against AWS's
 
 
 class _StillComing(UnavailableError):
@@ -143,7 +144,7 @@ def _prove_node(
         raise WorldChangedError(f"instance {instance_id} is not in the cluster any more")
     if registered.launch_time is None or moment(registered.launch_time) != moment(member.launch_time):
         raise WorldChangedError(f"instance {instance_id} was launched again since the job registered")
-    if moment(alarm.time) < moment(member.launch_time):
+    if moment(alarm.time) + CLOCK_SKEW < moment(member.launch_time):
         raise WorldChangedError(f"the alarm is older than instance {instance_id}")
     seats = {p.rank: p for p in decode(NodeRegistration, registered.text).places}
     gpus = []

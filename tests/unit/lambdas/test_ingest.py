@@ -147,3 +147,19 @@ def test_a25_nothing_is_acted_on_after_a_long_outage(driver: Driver) -> None:
     driver.send(*[detail(step=step) for step in range(10, 60)])
     assert len(driver.world.incidents.rejected) == 50
     assert not driver.world.workflow.started
+
+
+@pytest.mark.parametrize("name", ["older than a day", "from the future"])
+def test_a_true_alarm_that_is_not_acted_on_is_told_on_the_bus(driver: Driver, name: str) -> None:
+    """The audit row alone would be seen by nobody: chat and paging hear of it as of any other end."""
+    driver.send(BAD[name])
+    (event,) = driver.world.bus.events
+    assert (event["state"], event["incident_id"], event["previous"]) == ("REJECTED_EVENT", None, None)
+    assert event["job"] == ALARM.job.name and event["story"] == driver.world.incidents.rejected[0]
+
+
+@pytest.mark.parametrize("name", sorted(set(BAD) - {"older than a day", "from the future"}))
+def test_what_is_no_alarm_of_this_cluster_tells_nobody(driver: Driver, name: str) -> None:
+    """Forged, foreign, replayed: a metric counts it, and nobody's chat repeats its text."""
+    driver.send(BAD[name])
+    assert driver.world.bus.events == []

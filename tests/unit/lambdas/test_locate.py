@@ -151,7 +151,16 @@ def test_a25_an_alarm_older_than_the_instance_goes_to_a_human(driver: Driver) ->
     member = driver.world.cluster.members[SUSPECT]
     driver.world.cluster.members[SUSPECT] = replace(member, launch_time="2026-01-01T00:10:10.000000Z")
     driver.register()
-    assert driver.step("locate", opened(driver))["outcome"] == "human"
+    (incident,) = driver.alarm(replace(ALARM, time="2026-01-01T00:00:09Z"))
+    assert driver.step("locate", incident)["outcome"] == "human"
+
+
+def test_t22_a_node_whose_clock_is_ten_minutes_behind_is_not_taken_for_an_older_one(driver: Driver) -> None:
+    member = driver.world.cluster.members[SUSPECT]
+    driver.world.cluster.members[SUSPECT] = replace(member, launch_time="2026-01-01T00:10:10.000000Z")
+    driver.register()
+    (incident,) = driver.alarm(replace(ALARM, time="2026-01-01T00:00:11Z"))
+    assert driver.step("locate", incident)["outcome"] == "located"
 
 
 def test_second_evidence_for_an_instance_joins_the_open_incident(driver: Driver) -> None:
