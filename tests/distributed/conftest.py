@@ -7,9 +7,10 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -24,6 +25,8 @@ def launch(module: str, ranks: int, *args: str, timeout: float = 240, **env: str
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     processes = []
+    # Files, not pipes: a rank whose pipe nobody reads would block on its log, and the others with it.
+    outputs = [tempfile.TemporaryFile("w+") for _ in range(ranks)]  # noqa: SIM115
     for rank in range(ranks):
         own = {
             "RANK": str(rank),
@@ -39,17 +42,24 @@ def launch(module: str, ranks: int, *args: str, timeout: float = 240, **env: str
                 [sys.executable, "-m", module, *args],
                 env={**os.environ, **own, **env},
                 cwd=ROOT,
-                stdout=subprocess.PIPE,
+                stdout=outputs[rank],
                 stderr=subprocess.STDOUT,
                 text=True,
             )
         )
     try:
-        outputs = [p.communicate(timeout=timeout)[0] for p in processes]
+        for p in processes:
+            p.wait(timeout=timeout)
     finally:
         for p in processes:
             p.kill()
-    return [(p.returncode, out) for p, out in zip(processes, outputs, strict=True)]
+    return [(p.returncode, _content(out)) for p, out in zip(processes, outputs, strict=True)]
+
+
+def _content(file: IO[str]) -> str:
+    with file:
+        file.seek(0)
+        return file.read()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,242 @@
+"""One of four ranks: trains every case of `models`, guarded, unguarded and with a fault. Usage: OUT_DIR."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from tests.distributed.harness import fingerprint, settings_for
+from tests.distributed.models import CASES, NOISY, UNAUDITED, Case, Loop, Talking, batch_for, scaled
+from training_agent import Schedule, attach
+from training_agent._phase import Phase
+from training_agent._warm_up import warm_up
+from training_agent.contract import encode
+from training_agent.errors import AgentError, SdcAlarm
+from training_agent.schedule import ScheduleWarning
+
+CPU = torch.device("cpu")
+BAD = 1  # the faulty rank
+Strike = Callable[[int, Phase], float | None]  # step, phase -> factor
+
+
+def train(
+    case: Case, rank: int, *, guarded: bool, strike: Strike | None = None, **notes: Any
+) -> dict[str, Any]:
+    """Train one case from a seeded start and say how it ended."""
+    loop, states = _build(case, rank, notes)
+    out: dict[str, Any] = {"alarm": None, "error": "", "notes": loop.notes, "states": states}
+    step = [0]
+    torch.manual_seed(50 + rank)
+    try:
+        if guarded:
+            _attach(case, loop)
+        else:
+            _warm_up(loop)
+        if strike is not None and rank == BAD:
+            loop.plain.down.register_forward_hook(_hook(lambda: strike(step[0], loop.guard.phase)))
+        for step[0] in range(1, case.steps + 1):
+            case.step(loop, step[0])
+        if guarded:
+            loop.guard.close()
+    except AgentError as e:
+        out["error"] = str(e)
+        if isinstance(e, SdcAlarm):
+            out["alarm"] = encode(e.alarm)
+    if loop.guard is not None:
+        out["guard step"] = loop.guard.step
+        out["manifest"] = loop.guard.manifest()
+        with suppress(SdcAlarm):  # raised before
+            loop.guard.close()
+    out["ended at"] = step[0]
+    out["after"] = _state(loop.plain, loop.optimizers)
+    return out
+
+
+def _build(case: Case, rank: int, notes: dict[str, Any]) -> tuple[Loop, list[list[str]]]:
+    """The case's objects, and a list that gets the state right before each update."""
+    torch.manual_seed(5)
+    plain = case.build()
+    wrapped: Any = torch.compile(plain, backend="aot_eager") if case.compiled == "inside" else plain
+    model: Any = DistributedDataParallel(wrapped, **case.ddp)
+    if case.compiled == "outside":
+        model = torch.compile(model, backend="aot_eager")
+    loop = Loop(model, plain, case.optimizers(plain), case.loss or _loss, rank, None, notes=notes)
+    if case.scaler:
+        loop.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=1000)
+    if case.prepare is not None:
+        case.prepare(loop)
+    states: list[list[str]] = []
+    for optimizer in loop.optimizers:
+        optimizer.register_step_pre_hook(lambda *_: states.append(_state(plain, loop.optimizers)))
+    return loop, states
+
+
+def _attach(case: Case, loop: Loop) -> None:
+    loop.guard = attach(
+        loop.model,
+        loop.optimizers if len(loop.optimizers) > 1 else loop.optimizers[0],
+        compute_loss=case.loss,
+        schedule=case.schedule,
+        settings=settings_for(loop.rank),
+        **case.options,
+    )
+    if case.loss is not None:
+        loop.loss = loop.guard.compute_loss
+
+
+def _loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def _warm_up(loop: Loop) -> None:
+    def forward() -> Tensor:
+        batch = batch_for(loop.rank, 1)
+        if "returned" in loop.notes:
+            return loop.model(batch["x"], batch["y"])["loss"]
+        return loop.loss(loop.model, batch)
+
+    warm_up(_ddp(loop.model), CPU, forward, lambda loss: loss.backward(), strict=True)
+
+
+def _ddp(model: Any) -> DistributedDataParallel:
+    return getattr(model, "_orig_mod", model)
+
+
+def _hook(factor: Callable[[], float | None]) -> Callable[[nn.Module, Any, Tensor], Tensor | None]:
+    def hook(_module: nn.Module, _args: Any, output: Tensor) -> Tensor | None:
+        by = factor()
+        if by is None:
+            return None
+        delta = torch.zeros_like(output)
+        value = output.detach().reshape(-1)[3]
+        delta.view(-1)[3] = value * by - value
+        return output + delta
+
+    return hook
+
+
+def _state(model: nn.Module, optimizers: list[Optimizer]) -> list[str]:
+    import hashlib
+
+    digest = hashlib.sha256()
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            for key in sorted(state):
+                value = state[key]
+                if isinstance(value, Tensor) and bool(value.any()):  # moments that were made, not yet used
+                    digest.update(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    rng = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16]
+    return [fingerprint(model), digest.hexdigest()[:16], rng]
+
+
+def persistent(step: int, phase: Phase) -> float | None:
+    return 1000.0 if step >= 3 and phase is not Phase.WARM_UP else None
+
+
+def once(at: int, factor: float) -> Strike:
+    """One firing: a retried step is right."""
+    fired: list[int] = []
+
+    def strike(step: int, phase: Phase) -> float | None:
+        if step != at or phase is not Phase.TRAINING or fired:
+            return None
+        fired.append(step)
+        return factor
+
+    return strike
+
+
+def nan_at(at: int) -> Strike:
+    return once(at, float("nan"))
+
+
+def x1000_at(at: int) -> Strike:
+    return once(at, 1000.0)
+
+
+def from_the_start(step: int, phase: Phase) -> float | None:
+    return 1000.0 if phase is not Phase.WARM_UP else None
+
+
+def scenarios(rank: int) -> dict[str, Callable[[], dict[str, Any]]]:
+    """All runs by name."""
+    runs: dict[str, Callable[[], dict[str, Any]]] = {}
+    for name, case in CASES.items():
+        runs[f"{name}: unguarded"] = lambda case=case: train(case, rank, guarded=False)
+        runs[f"{name}: clean"] = lambda case=case: train(case, rank, guarded=True)
+        runs[f"{name}: x1000"] = lambda case=case: train(case, rank, guarded=True, strike=persistent)
+        runs[f"{name}: nan"] = lambda case=case: train(case, rank, guarded=True, strike=nan_at(5))
+    for name, case in UNAUDITED.items():
+        runs[f"{name}: unguarded"] = lambda case=case: train(case, rank, guarded=False)
+        runs[f"{name}: clean"] = lambda case=case: train(case, rank, guarded=True)
+        runs[f"{name}: nan"] = lambda case=case: train(case, rank, guarded=True, strike=nan_at(5))
+    runs["noisy backward"] = lambda: train(NOISY, rank, guarded=True)
+    runs["noisy backward: x1000"] = lambda: train(NOISY, rank, guarded=True, strike=persistent)
+    runs["collective inside"] = lambda: train(Case(Talking), rank, guarded=True)
+    lbfgs = Case(optimizers=lambda m: [torch.optim.LBFGS(m.parameters())])
+    runs["LBFGS"] = lambda: train(lbfgs, rank, guarded=True)
+    half = Case(optimizers=lambda m: [torch.optim.SGD(m.up.parameters(), lr=0.1)])
+    runs["half of the parameters"] = lambda: train(half, rank, guarded=True)
+    runs["fault from the start"] = lambda: train(Case(), rank, guarded=True, strike=from_the_start)
+    for policy in ("retry", "skip", "warn"):
+        # no clipping: a retried step can repeat only what it knows of
+        case = Case(step=unclipped, options={"policy": policy})
+        runs[f"{policy}: unguarded"] = lambda case=case: train(case, rank, guarded=False)
+        runs[f"{policy}: once"] = lambda case=case: train(case, rank, guarded=True, strike=x1000_at(4))
+        runs[f"{policy}: nan"] = lambda case=case: train(case, rank, guarded=True, strike=nan_at(5))
+        runs[f"{policy}: x1000"] = lambda case=case: train(case, rank, guarded=True, strike=persistent)
+    deferred = replace(CASES["deferred"], options={"mode": "deferred", "policy": "skip"})
+    runs["skip, deferred: nan"] = lambda: train(deferred, rank, guarded=True, strike=nan_at(5))
+    clipped = Case(options={"policy": "retry"})
+    runs["retry, clipped: nan"] = lambda: train(clipped, rank, guarded=True, strike=nan_at(5))
+    last = replace(CASES["deferred"], schedule=Schedule(2, 2, None))
+    runs["deferred: nan in the last step"] = lambda: train(last, rank, guarded=True, strike=nan_at(7))
+    for kind in ("scaler", "scaler, fused", "scaler, fused, deferred"):
+        case = replace(CASES[kind], steps=12, step=scaled)
+        runs[f"{kind}: overflows"] = lambda case=case: train(case, rank, guarded=True, overflows=(2, 6, 9))
+        long = replace(CASES[kind], steps=24, step=scaled)
+        runs[f"{kind}: overflows forever"] = lambda case=long: train(
+            case, rank, guarded=True, overflows=range(3, 99)
+        )
+    return runs
+
+
+def unclipped(loop: Loop, step: int) -> None:
+    """Nothing between backward and update."""
+    loop.optimizers[0].zero_grad()
+    loop.loss(loop.model, batch_for(loop.rank, step)).backward()
+    loop.optimizers[0].step()
+
+
+def main(out: Path, only: str = "") -> None:
+    warnings.simplefilter("ignore", ScheduleWarning)
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", timeout=timedelta(seconds=90))
+    results = {}
+    for name, run in scenarios(rank).items():
+        if re.search(only, name):
+            results[name] = run()
+            if only and rank == 0:
+                sys.stdout.write(f"{name} {json.dumps(results[name], default=str)[:600]}\n")
+    (out / f"{rank}.json").write_text(json.dumps(results, default=str))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
