@@ -242,7 +242,8 @@ def gpu_uuids_of(node: Mapping[str, Any]) -> list[str]:
 def _kill_tree(pid: int) -> None:
     """Kill a process and all that it started: torchrun gives each rank a session of its own."""
     listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)
-    parents = dict(map(int, line.split()) for line in listed.stdout.splitlines())
+    rows = [line.split() for line in listed.stdout.splitlines()]
+    parents = {int(child): int(parent) for child, parent in rows}
     doomed = {pid}
     while more := {child for child, parent in parents.items() if parent in doomed} - doomed:
         doomed |= more

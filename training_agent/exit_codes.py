@@ -6,6 +6,7 @@ makes an uncaught `AgentError` end the process with its own code. Next: `trainin
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -53,6 +54,12 @@ def install() -> None:
 def leave(code: int) -> None:
     """Record the code, flush what was printed and end this process with it."""
     record(code)
+    # torch's own hook collects what ours prints, to put the rank before each line; it never gets to print it
+    collected = getattr(sys.stderr, "getvalue", None)
+    if collected is not None and sys.__stderr__ is not None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.__stderr__.write(collected())
+            sys.__stderr__.flush()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+from . import exit_codes
 from .contract import Env, Job, Place, instance_id_of
 from .errors import ConfigurationError
 
@@ -74,6 +75,8 @@ class AgentSettings:
         ------
         ConfigurationError: the node is unknown, a number is none, or a bus has no cluster and job uid.
         """
+        if environ is None:
+            exit_codes.install()  # a refusal below ends the process with its documented code
         env = os.environ if environ is None else environ
         node_name = node or env.get(Env.NODE_NAME)
         if not node_name:
@@ -164,7 +167,7 @@ def _require_identity(env: Mapping[str, str]) -> None:
     missing = [v.value for v in (Env.CLUSTER, Env.JOB_UID) if not env.get(v)]
     if missing:
         raise ConfigurationError(
-            f"{Env.EVENT_BUS.value} is set, but {' and '.join(missing)} is not: the pipeline could not tell "
+            f"{Env.EVENT_BUS.value} is set, but {' and '.join(missing)} not: the pipeline could not tell "
             f"whose alarm it gets. Set {' and '.join(missing)} in the job manifest, or unset the bus."
         )
 

@@ -57,6 +57,41 @@ def test_an_uncaught_error_of_the_agent_ends_the_process_with_its_code(
     assert [p.read_text() for p in tmp_path.iterdir()] == expected
 
 
+def test_the_message_survives_the_hook_that_torch_puts_around_ours(tmp_path: Path) -> None:
+    text = """
+import torch.distributed as dist
+from training_agent import exit_codes
+from training_agent.errors import ConfigurationError
+exit_codes.install()
+dist.init_process_group("gloo", init_method="file://{store}", rank=0, world_size=1)
+raise ConfigurationError("audit_every is 0: set 1 or more")
+"""
+    child = subprocess.run(
+        [sys.executable, "-c", text.format(store=tmp_path / "store")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert child.returncode == 4
+    assert "audit_every is 0: set 1 or more" in child.stderr
+
+
+def test_settings_that_are_refused_end_the_process_with_code_4() -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", "from training_agent.settings import *; AgentSettings.from_env()"],
+        cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if k != "NODE_NAME"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert child.returncode == 4
+    assert "Set NODE_NAME" in child.stderr
+
+
 def test_a_folder_that_cannot_be_written_does_not_change_the_code(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert worker("RefusedNodeError('held')", SDC_EXIT_CODE_DIR=str(tmp_path / "file")).returncode == 5
