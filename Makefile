@@ -14,7 +14,7 @@ export JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION := 1
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-$(READY): requirements/dev.txt requirements/torch.txt pyproject.toml requirements/bootstrap.sh
+$(READY): requirements/dev.txt requirements/torch.txt requirements/bootstrap.sh
 	@PYTHON=$(PYTHON) TORCH=$(TORCH) bash requirements/bootstrap.sh $(VENV) $(READY)
 
 demo: $(READY)  ## one fault, all the way round; FAULT=list prints the faults, INTERACTIVE=1 lets you approve
@@ -27,13 +27,12 @@ matrix: $(READY)  ## the published scenario table, every layout and mode, into o
 	@$(PY) -m tests.matrix
 
 lint: $(READY)  ## ruff, mypy, import-linter
-	@$(PY) -m ruff check .
-	@$(PY) -m ruff format --check .
-	@$(PY) -m mypy
-	@$(VENV)/bin/lint-imports --no-logo
+	@failed=; for tool in "$(PY) -m ruff check ." "$(PY) -m ruff format --check ." "$(PY) -m mypy" \
+	  "$(VENV)/bin/lint-imports --no-logo"; do $$tool || failed="$$failed [$$tool]"; done; \
+	  [ -z "$$failed" ] || { echo "lint failed:$$failed"; exit 1; }
 
 synth: $(READY)  ## the CloudFormation template into cdk.out/, offline, no account
-	@CDK_OUTDIR=cdk.out $(PY) app.py
+	@CDK_OUTDIR=cdk.out $(PY) app.py && ls cdk.out/*.template.json
 
 node_modules/.package-lock.json: package-lock.json
 	@npm ci --no-progress --loglevel=error

@@ -36,6 +36,9 @@ def main() -> int:
 
     try:
         return run(settings)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"stopped; nothing is left running. The logs are in {settings.out / 'logs'}.\n")
+        return 130
     except (RuntimeError, OSError) as e:
         sys.stderr.write(f"the demo could not be finished: {e}\nThe logs are in {settings.out / 'logs'}.\n")
         return 1

@@ -25,6 +25,26 @@ REFERENCE_TIMEOUT_SECONDS = 300.0
 ROOT = Path(__file__).parents[2]
 
 
+def synthesized(out_dir: Path, context: Mapping[str, object]) -> Path:
+    """Run the app as the CDK command line does, in a process of its own; returns the template's path."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "app.py")],
+        env={
+            **_common_environment(),
+            "CDK_OUTDIR": str(out_dir),
+            "CDK_CONTEXT_JSON": json.dumps(context),
+        },
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    templates = list(out_dir.glob("*.template.json"))
+    if done.returncode != 0 or len(templates) != 1:
+        raise RuntimeError(f"the CDK app could not be synthesized:\n{done.stdout}{done.stderr}")
+    return templates[0]
+
+
 def reference_run(settings: DemoSettings, places: Sequence[Mapping[str, str]], progress: Progress) -> None:
     """Run `examples.demo.reference` to its end; RuntimeError with the log's last lines when it fails."""
     log_path = settings.out / "logs" / "reference.log"

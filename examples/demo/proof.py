@@ -25,7 +25,7 @@ class Observed:
     """Everything that was read back."""
 
     fault: str
-    injected: Sequence[Mapping[str, Any]]  # the injector's records: rank, gpu_uuid, struck
+    injected: Sequence[Mapping[str, Any]]  # the injector's records: rank, gpu_uuid, struck_step
     alarms: Sequence[Alarm]  # from the bus, each delivery key once, in order
     incidents: Sequence[Mapping[str, Any]]  # state rows, in the order they were opened
     replacements: Sequence[tuple[str, str | None]]  # old and new instance id, from HyperPod's request log
@@ -64,7 +64,8 @@ def summarize(seen: Observed) -> dict[str, Any]:
     verdicts = [f.verdict.value for f in alarm.findings if f.verdict] if alarm else []
     return {
         "fault": seen.fault,
-        "injected_rank": scalar_or_list(sorted(r["rank"] for r in seen.injected)),
+        "injected_rank": scalar_or_list(sorted(map(_rank, seen.injected))),
+        "struck_step": scalar_or_list([r["struck_step"] for r in sorted(seen.injected, key=_rank)]),
         "named_ranks": sorted({r for a in seen.alarms for r in a.named_ranks}),
         "check": alarm.check.value if alarm else None,
         "verdict": verdicts[0] if verdicts else None,
@@ -130,6 +131,10 @@ def _wrong_endings(seen: Observed) -> list[str]:
     if sorted(replaced) != sorted(to_replace):
         wrong.append(f"instances {sorted(replaced)} were replaced, but {sorted(to_replace)} should have been")
     return wrong
+
+
+def _rank(record: Mapping[str, Any]) -> int:
+    return int(record["rank"])
 
 
 def _last_row(incident: Mapping[str, Any]) -> str:

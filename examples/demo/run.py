@@ -29,7 +29,7 @@ def run(settings: DemoSettings) -> int:
         with story.phase("reference run, and the same run hit by the fault without the agent") as progress:
             reference_run(settings, seats_of(cloud, settings), progress)
         with story.phase(
-            f"the job: {settings.nodes} nodes x {settings.gpus} GPUs, {settings.fault}"
+            f"the job: {settings.nodes} nodes x {settings.gpus} GPUs, fault {settings.fault}"
         ) as progress:
             watch.job(cloud, progress)
         seen = watch.observed(cloud)

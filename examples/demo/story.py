@@ -71,10 +71,11 @@ def tell(story: Story, summary: Mapping[str, Any], wrong: Sequence[str], cost: s
         console.print("No fault was injected: no alarm, no incident, no mail; training ran to the end.")
     elif summary["alarm_step"] is not None:
         first, last = summary["suspect_window"]
-        console.print(f"Hit:       rank {summary['injected_rank']} by fault {summary['fault']}")
+        verdict = f", verdict {summary['verdict']}" if summary["verdict"] else ""
+        console.print(f"Hit:       {_victims(summary)} by fault {summary['fault']}")
         console.print(
             f"Seen:      check {summary['check']} at step {summary['alarm_step']}, names ranks "
-            f"{summary['named_ranks']}, verdict {summary['verdict']}; suspect window {first}-{last}"
+            f"{summary['named_ranks']}{verdict}; suspect window {first}-{last}"
         )
         console.print(f"Decided:   row {summary['decision_row']}, ended {summary['terminal_state']}")
         if summary["replaced_instance"]:
@@ -89,3 +90,9 @@ def tell(story: Story, summary: Mapping[str, Any], wrong: Sequence[str], cost: s
         console.print(f"[bold red]FAILED:[/bold red] {reason}")
     if not wrong:
         console.print("[bold green]PROVEN[/bold green]")
+
+
+def _victims(summary: Mapping[str, Any]) -> str:
+    """Rank, instance and step, as the injector wrote them down."""
+    ranks, steps = summary["injected_rank"], summary["struck_step"]
+    return f"rank {ranks} ({summary['suspect_instance']}) from step {steps} on"

@@ -20,12 +20,11 @@ from emulator.eventbridge import BusEvent
 from emulator.mailbox import Mail
 from emulator.training_operator import TrainingOperator, gpu_uuids_of
 from examples.demo import approver
-from examples.demo.launch import CLUSTER, job_spec, last_line, tail
+from examples.demo.launch import CLUSTER, job_spec, last_line, synthesized, tail
 from examples.demo.proof import Observed, read_hashes
 from examples.demo.settings import DemoSettings
 from examples.demo.story import Progress, Story
 from examples.injection import struck
-from infra.synth import synthesize
 from lambdas.domain.incident import State
 from training_agent.contract import Alarm, DetailType, NodeRegistration, delivery_key, from_plain
 
@@ -58,19 +57,18 @@ class Watch:
     def start_cloud(self) -> LocalCloud:
         """Synthesize the app as it is deployed and load its template; the demo asks for mode `replace`."""
         bad_nodes = 2 if self.settings.fault == "two-gpus" else 1
-        template = synthesize(
-            self.settings.out / "cdk.out",
-            {
-                "cluster_name": CLUSTER,
-                "mode": "replace",
-                "approvers": [APPROVER],
-                "deep_check_enabled": True,
-                "replacements_per_day": bad_nodes,
-                "replacements_per_hour": bad_nodes,
-                # the default, 5 % of a group, lets one of three nodes go
-                "replacement_budget_percent": 100 if bad_nodes > 1 else 5,
-            },
-        )
+        context = {
+            "bundle": False,
+            "cluster_name": CLUSTER,
+            "mode": "replace",
+            "approvers": [APPROVER],
+            "deep_check_enabled": True,
+            "replacements_per_day": bad_nodes,
+            "replacements_per_hour": bad_nodes,
+            # the default, 5 % of a group, lets one of three nodes go
+            "replacement_budget_percent": 100 if bad_nodes > 1 else 5,
+        }
+        template = synthesized(self.settings.out / "cdk.out", context)
         return LocalCloud(
             template,
             nodes=self.settings.nodes,
@@ -136,7 +134,7 @@ class Watch:
         mails = [f"To: {m.to}\nSubject: {m.subject}\n\n{m.body}\n" for m in cloud.mailbox]
         requests = [m for m in mails if approver.review_link(m)]
         for name, texts in (("mail", requests), ("every-mail", mails)):
-            if texts:
+            if texts and (name == "mail" or texts != requests):
                 (out / f"{name}.txt").write_text(("\n" + "=" * 72 + "\n").join(texts))
         for number, html in enumerate(self._pages, 1):
             (out / ("page.html" if number == 1 else f"page-{number}.html")).write_text(html)
@@ -168,7 +166,9 @@ class Watch:
         self._mails = len(mails)
         attempt = len(self.operator.attempts)
         log = self.operator.job.log_dir / f"{self.operator.job.name}-worker-0-attempt-{attempt}.log"
-        progress(last_line(log) or f"attempt {attempt}")
+        progress(
+            last_line(log) or f"attempt {attempt}: the job starts, or holds while a node is in quarantine"
+        )
 
     def _tell_event(self, event: BusEvent) -> None:
         kind, detail = event.detail_type, event.detail
@@ -208,7 +208,7 @@ class Watch:
             self.story.line("the mail names no instance: nobody approves that")
             return
         answer = approver.approve(link, page, named.group(0), "demo: the evidence on the page is conclusive")
-        self.story.line(f"the approver read the page and approved: {answer[:100]}")
+        self.story.line(f"the approver read the page and approved: {answer.split('.')[0]}")
 
     def _left_to_a_person(self, cloud: LocalCloud) -> bool:
         """All incidents have ended, one of them in a state that lets nobody go."""

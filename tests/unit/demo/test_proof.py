@@ -39,7 +39,7 @@ def incident(**changes: Any) -> dict[str, Any]:
 
 GOOD = Observed(
     fault="forward-x1000",
-    injected=[{"rank": 3}],
+    injected=[{"rank": 3, "struck_step": 23}],
     alarms=[alarm(3)],
     incidents=[incident()],
     replacements=[(NODE, "i-0fedcba9876543210")],
@@ -126,7 +126,7 @@ def test_two_gpus_are_told_as_lists() -> None:
     seen = replace(
         GOOD,
         fault="two-gpus",
-        injected=[{"rank": 1}, {"rank": 3}],
+        injected=[{"rank": 1, "struck_step": 23}, {"rank": 3, "struck_step": 24}],
         alarms=[alarm(1, 3)],
         incidents=[incident(), incident(instance_id=second)],
         replacements=[(NODE, "a"), (second, "b")],
