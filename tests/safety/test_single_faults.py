@@ -20,7 +20,7 @@ from .plant import Plant
 from .wires import Fault, Plan, Site
 
 Story = Callable[[Plant], None]
-SITES = 161
+SITES = 172
 LONG = timedelta(days=2)
 
 
@@ -73,11 +73,34 @@ def second_evidence(plant: Plant) -> None:
 def rejected(plant: Plant) -> None:
     plant.deliver("{}")
     plant.deliver(builder.event(plant.alarm_of(builder.culprit(3), cluster="another")))
+    plant.deliver(builder.event(plant.alarm_of(builder.culprit(3), time="2025-12-31T00:00:00Z")))
+    _end(plant)
+
+
+def never_registered(plant: Plant) -> None:
+    """Nothing is proven, so nothing is touched, and a human hears of it."""
+    plant.world.registrations.rows.clear()
+    _open(plant, builder.culprit(3, plant.jobs[0].seats))
+    _end(plant)
+
+
+def alarms_again(plant: Plant) -> None:
+    """V2 is released; the job comes back, and the same alarm with it, before the incident has closed."""
+    finding = builder.pair(3, Verdict.TRANSIENT, plant.jobs[0].seats)
+    _open(plant, finding)
+    closing = lambda: any(i.state is State.CLOSING for i in plant.open_incidents())  # noqa: E731
+    plant.advance(timedelta(hours=8), closing)
+    plant.job_returns()
+    _open(plant, finding)
+    plant.advance(timedelta(hours=1), lambda: bool(plant.waiting()))
+    for incident_id in plant.waiting():
+        plant.human(incident_id, "release")
     _end(plant)
 
 
 STORIES: dict[str, Story] = {  # the short ones first: a site is tried in the first story that goes past it
     "rejected": rejected,
+    "never registered": never_registered,
     "nobody named": nobody_named,
     "kept": lambda p: answered(p, "keep"),
     "nobody answers": silence,
@@ -87,6 +110,7 @@ STORIES: dict[str, Story] = {  # the short ones first: a site is tried in the fi
     "released by a person": lambda p: answered(p, "release"),
     "check passes": lambda p: checked(p, "pass"),
     "check fails": lambda p: checked(p, "fail"),
+    "alarms again": alarms_again,
 }
 
 
