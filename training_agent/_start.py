@@ -35,6 +35,13 @@ class Start:
     during: Callable[[Phase], AbstractContextManager[None]]
     done: bool = False
     _preflight_due: bool = False
+    _registered: bool = False
+
+    def register(self, resumed_from: int | None) -> None:
+        """Tell where the ranks run, once, before anything of this attempt can alarm; None: from scratch."""
+        if self.setup.reporter is not None and not self._registered:
+            self._registered = True
+            self.setup.reporter.started(_startup.registration(self.setup, resumed_from))
 
     def warm_up(self, forward: Callable[[], Any], backward: Callable[[Any], None]) -> None:
         """Everything that needs no capture; once."""
@@ -46,8 +53,7 @@ class Start:
         with self.during(Phase.WARM_UP):
             strict = audits and setup.schedule.deterministic
             warm_up(setup.ddp, setup.device, forward, backward, strict=strict)
-        if setup.reporter is not None:
-            setup.reporter.started(_startup.registration(setup, self.update.ledger.step or None))
+        self.register(self.update.ledger.step or None)
         if setup.weights_off is None:
             self.update.check_weights()
         self._preflight_due = audits and setup.replay_off is None

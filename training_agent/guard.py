@@ -210,6 +210,7 @@ class Guard:
         loaded = LoadedManifest.parse(manifest)
         damaged = loaded.compare(self._setup.ddp.module, self._setup.comm)
         self._ledger.step, self._ledger.passes = loaded.step, loaded.passes
+        self._start.register(loaded.step)
         if self._setup.weights_off is None:
             self._update.check_weights()  # names a rank that alone holds other bits than were saved
         if damaged:

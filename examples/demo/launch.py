@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from training_agent.contract import Env
 
 CLUSTER = "demo"  # HyperPod's name of the cluster
 REFERENCE_TIMEOUT_SECONDS = 300.0
+STEP = re.compile(r"step \d+/\d+")
 ROOT = Path(__file__).parents[2]
 
 
@@ -115,7 +117,7 @@ def job_spec(settings: DemoSettings, cloud: LocalCloud) -> JobSpec:
 def last_line(path: Path) -> str:
     """Return the last line of a log that says how far a run is, or nothing."""
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    return next((line for line in reversed(lines) if " step " in f" {line} " and "/" in line), "")
+    return next((line for line in reversed(lines) if STEP.search(line)), "")
 
 
 def tail(path: Path, lines: int = 30) -> str:

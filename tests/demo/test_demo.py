@@ -78,6 +78,10 @@ def judge(out: Path, number: int) -> None:
     assert (summary["replaced_instance"] in (None, [])) == (summary["terminal_state"] == "RELEASED"), told
     assert summary["weights_identical_to_fault_free_run"] is True, told
     assert summary["final_step"] == STEPS, told
+    first, last = summary["suspect_window"]
+    struck = summary["struck_step"] if isinstance(hit, list) else [summary["struck_step"]]
+    assert all(first <= step <= last for step in struck), told
+    assert summary["alarm_step"] == last and summary["resumed_from_step"] < first, told
     assert json.loads((out / "execution-history.json").read_text()), told
     assert (out / "mail.txt").exists() == (summary["terminal_state"] == "REPLACED"), told
 
