@@ -81,7 +81,12 @@ def _show(needs: ShowNeeds, event: Event) -> Response:
 
 def _decide(needs: DecideNeeds, event: Event) -> Response:
     if not _same_origin(event):
-        return page("plain.html", 403, title="Refused", text="The form was not sent from its own page.")
+        return page(
+            "plain.html",
+            403,
+            title="Refused",
+            text="The form was not sent from its own page. Open the mailed link again; nothing was changed.",
+        )
     form = _form(event)
     approval, approver = _find(needs, event)
     if approval is None:
@@ -90,7 +95,7 @@ def _decide(needs: DecideNeeds, event: Event) -> Response:
     if ended is None:
         mistake = _mistake(form, approval)
         if mistake:
-            return page("review.html", 400, approval=approval, mistake=mistake)
+            return page("review.html", 400, approval=approval, mistake=mistake, given=form)
         reason = messages.one_line(form["reason"], MAX_REASON)
         ended = deciding.decide(needs, approval, Answer(form["decision"]), reason, approver)
     if ended is Ended.DELIVERED:
@@ -112,9 +117,10 @@ def _mistake(form: dict[str, str], approval: Approval) -> str:
     """One sentence about what to correct, "" when the form is complete."""
     if form.get("decision") not in [a.value for a in approval.answers]:
         return "Choose one of the answers."
-    if not hmac.compare_digest(form.get("typed", "").strip().encode(), approval.typed_value.encode()):
+    typed, wanted = form.get("typed", "").strip().lower(), approval.typed_value.lower()
+    if not hmac.compare_digest(typed.encode(), wanted.encode()):
         what = "instance id" if approval.instance_id else "job's uid"
-        return f"Type the last {len(approval.typed_value)} characters of the {what}."
+        return f"What you typed is not the last {len(wanted)} characters of the {what}; nothing was recorded."
     if not form.get("reason", "").strip():
         return "Give a reason; it is kept with the incident."
     return ""

@@ -55,4 +55,5 @@ class Response:
 def page(template: str, status: int, **values: Any) -> Response:
     """Render one template."""
     values.setdefault("mistake", "")
+    values.setdefault("given", {})  # what was filled in before a mistake, shown again
     return Response(status, _environment.get_template(template).render(style=_STYLE_TAG, **values))

@@ -12,7 +12,7 @@ import textwrap
 from training_agent.contract import Alarm, Finding
 
 from .approval import Action, Approval, Fact
-from .decision_table import Row
+from .decision_table import ROWS, Contain, Row
 from .incident import CheckResult, Incident
 from .policy import is_floor
 from .times import moment
@@ -131,9 +131,11 @@ _ASKED = {
 def approval_mail(incident: Incident, approval: Approval, way: str) -> tuple[str, str]:
     """Ask for a review; `way` is where to answer: a link, or the signed route."""
     what, need = _ASKED[approval.action]
+    row = ROWS.get(incident.decision_row or "")
+    isolated = row is not None and row.contain is Contain.ISOLATE
     accused = (
-        f"A training job accuses node {incident.node} of silent data corruption. It is cordoned, and the "
-        f"job's pods were moved off it. {need}"
+        f"A training job accuses node {incident.node} of silent data corruption. It is cordoned"
+        f"{', and the job was moved off it' if isolated else ''}. {need}"
     )
     if approval.action is Action.RELEASE:
         accused = f"Job {one_line(incident.job.name, 60)} is held after an alarm that names nobody. {need}"

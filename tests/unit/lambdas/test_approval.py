@@ -124,6 +124,14 @@ def test_an_incomplete_form_decides_nothing(
     assert state(driver) is ApprovalState.PENDING and not driver.world.callback.answers
 
 
+def test_a_mistake_keeps_what_was_filled_in(driver: Driver, link: str) -> None:
+    answer = driver.answer(link, decision="keep", typed="wrong", reason="spare <node> is due")
+    assert answer["statusCode"] == 400
+    assert 'value="keep" checked' in answer["body"] and 'value="approve" checked' not in answer["body"]
+    assert "spare &lt;node&gt; is due" in answer["body"]
+    assert "What you typed is not the last 6 characters" in answer["body"]
+
+
 @pytest.mark.parametrize(
     "headers",
     [

@@ -184,3 +184,13 @@ def test_a_retried_notice_sends_no_second_mail(driver: Driver) -> None:
     for _ in range(2):
         driver.step("request_approval", incident, notice="human", seen={"story": "why"})
     assert len(driver.world.mail.sent) == 1
+
+
+@pytest.mark.parametrize(("kind", "moved"), [("culprit", True), ("weights", False)])
+def test_the_mail_says_what_was_contained_and_no_more(driver: Driver, kind: str, moved: bool) -> None:
+    driver.register()
+    (incident,) = driver.alarm(builder.alarm(getattr(builder, kind)(3)))
+    driver.until_asked(incident)
+    body = " ".join(driver.world.mail.sent[-1][2].split())
+    assert "It is cordoned" in body
+    assert ("moved off it" in body) is moved
