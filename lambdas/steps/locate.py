@@ -25,8 +25,8 @@ from ..settings import LocateSettings
 from .outcome import StepResult, alarm_of, amend, facts_of, findings_of, record
 
 MAX_JOINED = 20  # evidence that is decided with; more of it is kept and changes nothing
-REGISTRATION_GRACE = timedelta(minutes=2)  # an alarm can overtake the registration in the queues
 WAIT_SECONDS = 15
+MAX_WAITS = 8  # two minutes: an alarm can overtake the registration in the queues
 CLOCK_SKEW = timedelta(minutes=10)  # a node's clock against AWS's
 
 
@@ -54,6 +54,7 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     try:
         targets = _prove(needs, incident, alarm)
     except _StillComing as e:
+        record(needs, incident, incident.tried("locate"), str(e))
         return StepResult("waiting", str(e), WAIT_SECONDS)
     # Kept before the gate is taken: whoever closes this incident after a crash frees the right gate.
     located = record(needs, incident, replace(incident, targets=targets), "proven")
@@ -169,7 +170,7 @@ def _prove_node(
 def _registered(needs: Needs, incident: Incident, node: str) -> Registered:
     found = needs.registrations.get(incident.job.uid, incident.job.attempt, node)
     if found is None:
-        if needs.clock.now() - moment(incident.opened_at) < REGISTRATION_GRACE:
+        if incident.tries.get("locate", 0) < MAX_WAITS:
             raise _StillComing(f"{node} has not registered yet for attempt {incident.job.attempt}")
         raise NeedsHumanError(f"the job never registered on {node} (attempt {incident.job.attempt})")
     if not found.verified:
