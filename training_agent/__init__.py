@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .hold import hold_while_quarantined
     from .loop import train
     from .policy import Mode, Policy
+    from .report import job_reporter
     from .schedule import Schedule
     from .settings import AgentSettings
 
@@ -34,6 +35,7 @@ _HOME = {
     "Phase": "_phase",
     "find_divergent_ranks": "checks.weights",
     "hold_while_quarantined": "hold",
+    "job_reporter": "report",
 }
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "Phase",
     "find_divergent_ranks",
     "hold_while_quarantined",
+    "job_reporter",
 ]
 
 
