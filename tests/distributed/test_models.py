@@ -11,23 +11,20 @@ from tests.distributed.conftest import launch
 from tests.distributed.models import CASES, UNAUDITED
 from training_agent.contract import Alarm, Check, FindingKind, Verdict, decode
 
+pytestmark = pytest.mark.timeout(600)  # the first test waits for all runs
 RANKS = 4
 BAD = 1
-PARTS = ("^[a-e]", "^[f-r]", "^[s-z]|^LBFGS")  # runs by first letter, one launch each
 Results = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
     """Every run by name, one entry per rank."""
-    found: dict[str, Results] = {}
-    for part in PARTS:
-        out = tmp_path_factory.mktemp("models")
-        ended = launch("tests.distributed.models_worker", RANKS, str(out), part, timeout=250)
-        assert [code for code, _ in ended] == [0] * RANKS, "\n".join(text[-1500:] for _, text in ended)
-        by_rank = [json.loads((out / f"{rank}.json").read_text()) for rank in range(RANKS)]
-        found |= {name: [results[name] for results in by_rank] for name in by_rank[0]}
-    return found
+    out = tmp_path_factory.mktemp("models")
+    ended = launch("tests.distributed.models_worker", RANKS, str(out), timeout=500)
+    assert [code for code, _ in ended] == [0] * RANKS, "\n".join(text[-1500:] for _, text in ended)
+    by_rank = [json.loads((out / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    return {name: [results[name] for results in by_rank] for name in by_rank[0]}
 
 
 def the_alarm(results: Results) -> Alarm:
