@@ -166,6 +166,13 @@ class HyperPod:
             self.operations.append(operation)
         self._timers.after(QUEUE_SECONDS, lambda: self._begin_deep_check(instance_ids, operation))
 
+    def end_stuck_check(self, instance_id: str) -> None:
+        """A check that would never end does, with the verdict that is set by now."""
+        with self.lock:
+            running = [o for o in self.operations if o.status == "InProgress"]
+        for operation in running:
+            self._end_deep_check([instance_id], operation)
+
     def replace(self, instance_id: str) -> None:
         """Begin a replacement: ShuttingDown, gone, then another instance in the same slot."""
         with self.lock:
