@@ -11,36 +11,20 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .contract import Contest, Finding, FindingKind, Pair, Place, SecondConfirmation, Verdict, Vote
+from .contest import MAX_CONTESTED, MAX_INVOLVED, Contested, contested_targets, places_of
+from .contract import Contest, Finding, FindingKind, Pair, SecondConfirmation, Verdict, Vote
 from .placement import RankMap
+from .systemic import most_are_named, software
 
-MAX_CONTESTED = 8  # micro-batches per alarm; beyond that it is not one GPU
-MAX_INVOLVED = 16  # places in one finding: the alarm stays under 64 KB
-
-
-@dataclass(frozen=True, slots=True)
-class Contested:
-    """One contested micro-batch and what everybody computed for it, as short hex digests."""
-
-    target: int  # the rank that it belongs to
-    replayer: int  # who replayed it in the ring
-    results: Mapping[int, str]  # first result per voter: original, ring replay, arbiters' recomputations
-    target_again: str | None = None  # the target asked again; None: it could not answer
-    replayer_again: str | None = None
-
-    @property
-    def majority(self) -> str | None:
-        """The result of more than half of the votes."""
-        if not self.results:
-            return None
-        result, count = Counter(self.results.values()).most_common(1)[0]
-        return result if 2 * count > len(self.results) else None
-
-    @property
-    def outvoted(self) -> tuple[int, ...]:
-        """Ranks that differ from the majority; empty without one."""
-        majority = self.majority
-        return () if majority is None else tuple(r for r, v in sorted(self.results.items()) if v != majority)
+__all__ = [
+    "MAX_CONTESTED",
+    "MAX_INVOLVED",
+    "Attribution",
+    "Contested",
+    "ambiguous_at_start",
+    "attribute",
+    "contested_targets",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +33,6 @@ class Attribution:
 
     findings: tuple[Finding, ...]
     contests: tuple[Contest, ...]
-
-
-def contested_targets(pairs: Sequence[Pair]) -> tuple[int, ...] | None:
-    """Whose micro-batches to arbitrate, ascending; None when there are too many for it to be hardware."""
-    targets = tuple(sorted({p.target for p in pairs}))
-    return targets if len(targets) <= MAX_CONTESTED else None
 
 
 def attribute(
@@ -79,14 +57,17 @@ def attribute(
         Findings, the named ones first, and the contests as they travel in the alarm.
     """
     contests = tuple(_contest(c) for c in contested)
-    software = _software(rank_map, pairs, contested)
-    if software is not None:
-        return Attribution((software,), contests)
+    systemic = software(rank_map, pairs, contested)
+    if systemic is not None:
+        return Attribution((systemic,), contests)
     hits = _hits(pairs, contested)
     named = [_named(rank_map, rank, hits[rank], contested) for rank in sorted(hits)]
     if not contested:
         named += _by_ring_alone(rank_map, pairs)
     names = {f.rank for f in named if f.rank is not None}
+    systemic = most_are_named(rank_map, names)
+    if systemic is not None:
+        return Attribution((systemic,), contests)
     open_pairs = [p for p in pairs if _undecided(p, contested) and not names & {p.replayer, p.target}]
     open_ranks = sorted({r for p in open_pairs for r in (p.replayer, p.target)})
     findings = [*named]
@@ -231,7 +212,7 @@ def _unattributable(rank_map: RankMap, ranks: Sequence[int]) -> Finding:
     return Finding(
         FindingKind.PAIR,
         verdict=Verdict.UNATTRIBUTABLE,
-        involved=_places(rank_map, ranks),
+        involved=places_of(rank_map, ranks),
         evidence=f"replays among ranks {listed} differ and no result has more than half of the votes",
     )
 
@@ -254,50 +235,3 @@ def _nonfinite(
                 Finding(FindingKind.NONFINITE, rank=rank, place=place, reproduced=again, evidence=text)
             )
     return findings
-
-
-def _software(rank_map: RankMap, pairs: Sequence[Pair], contested: Sequence[Contested]) -> Finding | None:
-    """Row S1: too much is contested for a bad GPU, or whole nodes agree with each other against the rest."""
-    if contested_targets(pairs) is None:
-        involved = sorted({r for p in pairs for r in (p.replayer, p.target)})
-        text = (
-            f"{len(pairs)} replays mismatch, more than {MAX_CONTESTED}: not one GPU, look for a difference "
-        )
-        text += "in software, settings or non-deterministic kernels"
-        return Finding(FindingKind.SOFTWARE, involved=_places(rank_map, involved), evidence=text)
-    by_node: defaultdict[str, set[int]] = defaultdict(set)
-    for c in contested:
-        by_node.clear()
-        for rank in c.results:  # in a large job only a quorum was asked
-            by_node[rank_map.node_of(rank)].add(rank)
-        camps = _camps(rank_map, by_node, c)
-        if camps:
-            ranks = sorted(r for camp in camps for r in camp)
-            nodes = ", ".join(sorted({rank_map.node_of(r) for r in ranks})[:MAX_INVOLVED])
-            text = f"all GPUs of {nodes} agree bit for bit among themselves and differ from the rest on the "
-            text += f"micro-batch of rank {c.target}: compare software, settings and hardware models"
-            return Finding(FindingKind.SOFTWARE, involved=_places(rank_map, ranks), evidence=text)
-    return None
-
-
-def _camps(rank_map: RankMap, by_node: Mapping[str, set[int]], c: Contested) -> list[set[int]]:
-    """Groups of at least two ranks, all those of their nodes, that hold one result against the majority.
-
-    Without a majority nobody is "the rest", so it takes two camps that stand against each other.
-    """
-    groups: defaultdict[str, set[int]] = defaultdict(set)
-    for rank, result in c.results.items():
-        groups[result].add(rank)
-    majority = c.majority
-    camps = [
-        ranks
-        for result, ranks in groups.items()
-        if result != majority
-        and len(ranks) > 1
-        and all(by_node[node] <= ranks for node in {rank_map.node_of(r) for r in ranks})
-    ]
-    return camps if majority is not None or len(camps) > 1 else []
-
-
-def _places(rank_map: RankMap, ranks: Sequence[int]) -> tuple[Place, ...]:
-    return tuple(rank_map.places[r] for r in ranks[:MAX_INVOLVED])

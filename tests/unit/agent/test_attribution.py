@@ -234,3 +234,12 @@ def test_camps_are_judged_among_those_who_were_asked() -> None:
     assert [f.kind for f in found.findings] == [FindingKind.SOFTWARE]
     alone = attribute(ranks, [Pair(4, 0)], [Contested(0, 4, results | {1: "a"})])
     assert alone.findings[0].rank == 0
+
+
+def test_a_compiled_model_that_every_replay_differs_from_accuses_nobody() -> None:
+    """torch.compile around DDP: all originals differ from all (eager) replays, and repeat so."""
+    pairs = [Pair((t + 2) % 6, t) for t in range(6)]
+    contests = [Contested(t, (t + 2) % 6, results({t: "compiled"}), "right", "right") for t in range(6)]
+    (finding,) = attribute(SIX, pairs, contests).findings
+    assert (finding.kind, finding.rank) == (FindingKind.SOFTWARE, None)
+    assert "compiled model" in finding.evidence
