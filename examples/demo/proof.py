@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training_agent.contract import Alarm
+from training_agent.contract import Alarm, ExitCode
 
 # how an incident of each row must end here, when the deep check passes
 REPLACING_ROWS = frozenset({"C1", "C2", "V1", "W1"})
@@ -37,6 +37,7 @@ class Observed:
     poisoned: Mapping[int, Mapping[str, Any]]
     job_failure: str | None
     deep_check: str
+    exit_codes: Sequence[int] = ()  # of the pods' processes in the attempts that the alarms ended
 
 
 def read_hashes(folder: Path, stem: str) -> dict[int, dict[str, Any]]:
@@ -77,6 +78,7 @@ def summarize(seen: Observed) -> dict[str, Any]:
         "terminal_state": states[0] if len(states) == 1 else (states or None),
         "replaced_instance": scalar_or_list([old for old, _ in replacements]),
         "new_instance": scalar_or_list([new for _, new in replacements]),
+        "exit_codes_at_alarm": sorted(set(seen.exit_codes)),
         "resumed_from_step": seen.resumed_from_step,
         "final_step": seen.final_step,
         "weights_identical_to_fault_free_run": bool(seen.resumed) and seen.resumed == seen.reference,
@@ -100,6 +102,8 @@ def failures(seen: Observed, summary: Mapping[str, Any]) -> list[str]:
         wrong.append(f"ranks {summary['named_ranks']} were named, but ranks {injected} were hit")
     if summary["poisoned_run_differs"] is False:
         wrong.append("the fault changed nothing in the run without the agent: it proves nothing")
+    if ExitCode.ALARM not in seen.exit_codes:
+        wrong.append(f"the processes ended with {sorted(set(seen.exit_codes))} at the alarm, not with 3")
     chosen = seen.alarms[-1].resume_from if seen.alarms else None
     if chosen is not None and summary["resumed_from_step"] != chosen.step:
         wrong.append(

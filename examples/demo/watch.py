@@ -111,6 +111,7 @@ class Watch:
         """Read back what happened."""
         assert self.operator is not None
         resumed = read_hashes(self.settings.out / "resumed", "final")
+        alarmed = {a.job.attempt for a in _alarms(cloud)}
         last = max(_registrations(cloud), key=lambda r: r.job.attempt, default=None)
         return Observed(
             fault=self.settings.fault,
@@ -126,6 +127,7 @@ class Watch:
             poisoned=read_hashes(self.settings.out / "poisoned", "final"),
             job_failure=self.operator.failure,
             deep_check=self.settings.deep_check,
+            exit_codes=[code for attempt, _, code in self.operator.exit_codes if attempt in alarmed],
         )
 
     def keep_evidence(self, cloud: LocalCloud) -> None:

@@ -51,6 +51,7 @@ GOOD = Observed(
     poisoned=OTHER,
     job_failure=None,
     deep_check="pass",
+    exit_codes=[3, 3, 3],
 )
 QUIET = replace(
     GOOD, fault="none", injected=[], alarms=[], incidents=[], replacements=[], mails=0, poisoned=HASHES
@@ -91,6 +92,7 @@ def test_a_run_without_a_fault_is_proven_and_its_alarm_fields_are_null() -> None
         ({"incidents": [incident(decision_row="V2", decided_rows=["V2"])]}, "ended REPLACED"),
         ({"incidents": [incident(), incident()]}, "2 incidents"),
         ({"job_failure": "the job did not end"}, "did not end"),
+        ({"exit_codes": [1, 1, 1]}, "not with 3"),
     ],
 )
 def test_whatever_went_wrong_fails_the_proof(change: dict[str, Any], words: str) -> None:
