@@ -60,7 +60,7 @@ def summarize(seen: Observed) -> dict[str, Any]:
     replacements = sorted(
         seen.replacements, key=lambda r: suspects.index(r[0]) if r[0] in suspects else len(suspects)
     )
-    rows = list(dict.fromkeys(str(i["decision_row"]) for i in incidents if i.get("decision_row")))
+    rows = list(dict.fromkeys(_first_row(i) for i in incidents if i.get("decision_row")))
     states = list(dict.fromkeys(str(i["state"]) for i in incidents))
     verdicts = [f.verdict.value for f in alarm.findings if f.verdict] if alarm else []
     return {
@@ -139,6 +139,11 @@ def _wrong_endings(seen: Observed) -> list[str]:
 
 def _rank(record: Mapping[str, Any]) -> int:
     return int(record["rank"])
+
+
+def _first_row(incident: Mapping[str, Any]) -> str:
+    """The row that the findings hit; the incident's own `decision_row` is the newest one."""
+    return str([*(incident.get("decided_rows") or ()), incident["decision_row"]][0])
 
 
 def _last_row(incident: Mapping[str, Any]) -> str:

@@ -116,10 +116,11 @@ def test_any_alarm_without_a_fault_fails_the_proof() -> None:
 
 
 def test_a_replayer_decided_again_as_persistent_must_be_replaced() -> None:
-    row = incident(decision_row="V3", decided_rows=["V3", "V1"])
+    row = incident(decision_row="V1", decided_rows=["V3", "V1"])
     seen = replace(GOOD, fault="replayer-x1000", incidents=[row], poisoned=HASHES)
     assert wrong(seen) == []
     assert summarize(seen)["poisoned_run_differs"] is None
+    assert summarize(seen)["decision_row"] == "V3"
     assert wrong(replace(seen, replacements=[]))
 
 

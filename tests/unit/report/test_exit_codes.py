@@ -149,10 +149,11 @@ def test_a_missing_program_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_reaches_the_launcher(tmp_path: Path, number: signal.Signals) -> None:
     script = (
-        "import signal, sys, time\n"
-        "def end(number, frame): print('got', number, flush=True); sys.exit(9)\n"
+        # os.write: a signal in the middle of a print would make the handler's own print fail
+        "import os, signal, sys, time\n"
+        "def end(number, frame): os.write(1, b'got %d\\n' % number); sys.exit(9)\n"
         "signal.signal(signal.SIGTERM, end); signal.signal(signal.SIGINT, end)\n"
-        "print('ready', flush=True); time.sleep(60)\n"
+        "os.write(1, b'ready\\n'); time.sleep(60)\n"
     )
     child = subprocess.Popen(
         [sys.executable, "-m", "training_agent.run", "--", sys.executable, "-c", script],
