@@ -98,6 +98,12 @@ class FaultPlan:
                 f"FAULT_STEP={first}: this run has steps 1 to {total_steps}; choose one of them"
             )
         strike = _strike_step(fault, first, schedule, total_steps)
+        if first == 1 and gpus_per_node == 1 and fault not in _ONCE:
+            raise ConfigurationError(
+                "FAULT_STEP=1 with one GPU per node: a GPU that is wrong from its first step on cannot be told "
+                f"from a node with other software, so {fault.value} would be seen and nobody named; choose "
+                "FAULT_STEP at least 2, or two GPUs per node"
+            )
         ranks: tuple[int, ...] = (victim,)
         if fault is Fault.TWO_GPUS:
             ranks = (victim, _second_rank(victim, plan_seed, world_size, gpus_per_node))

@@ -44,7 +44,7 @@ def draw(number: int) -> dict[str, str]:
         "NODES": str(nodes),
         "GPUS": str(gpus),
         "FAULT_RANK": str(chosen.randrange(nodes * gpus)),
-        "FAULT_STEP": str(chosen.randint(1, STEPS)),
+        "FAULT_STEP": str(chosen.randint(1 if gpus > 1 else 2, STEPS)),
         "SEED": str(chosen.randrange(1000)),
     }
 
@@ -116,6 +116,7 @@ def test_without_a_fault_nothing_happens(tmp_path: Path) -> None:
         ({"NODES": "2"}, "Set NODES=3 or more"),
         ({"FAULT_STEP": "61"}, "this run has steps 1 to 60"),
         ({"FAULT": "two-gpus", "GPUS": "1"}, "strict majority"),
+        ({"FAULT_STEP": "1", "GPUS": "1"}, "other software"),
     ],
 )
 def test_what_cannot_run_is_refused_before_training(
