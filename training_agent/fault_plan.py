@@ -100,9 +100,9 @@ class FaultPlan:
         strike = _strike_step(fault, first, schedule, total_steps)
         if first == 1 and gpus_per_node == 1 and fault not in _ONCE:
             raise ConfigurationError(
-                "FAULT_STEP=1 with one GPU per node: a GPU that is wrong from its first step on cannot be told "
-                f"from a node with other software, so {fault.value} would be seen and nobody named; choose "
-                "FAULT_STEP at least 2, or two GPUs per node"
+                "FAULT_STEP=1 with one GPU per node: a GPU that is wrong from its first step on cannot be "
+                f"told from a node with other software, so {fault.value} would be seen and nobody named; "
+                "choose FAULT_STEP at least 2, or two GPUs per node"
             )
         ranks: tuple[int, ...] = (victim,)
         if fault is Fault.TWO_GPUS:
