@@ -29,7 +29,6 @@ Sums commute, so any order and any backend gives the same bits; DIGEST_VERSION t
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -63,13 +62,6 @@ def digest(tensors: Sequence[Tensor], *, split_words: int = SPLIT_WORDS) -> Tens
     from ._digest_portable import table
 
     return table(tensors, split_words)
-
-
-def hex_digest(table: Tensor) -> str:
-    """16 hex digits over a digest table, for votes and log lines; copies the table to the host."""
-    from ._digest_portable import bytes_of
-
-    return hashlib.sha256(bytes(bytes_of(table).cpu().tolist())).hexdigest()[:16]
 
 
 def reference_digest(data: bytes, *, split_words: int = SPLIT_WORDS) -> tuple[int, int, int]:

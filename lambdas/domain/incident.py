@@ -229,15 +229,6 @@ class Incident:
         return self.targets[0].instance_id if self.node is not None and self.targets else None
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What an action did; stored in the incident's audit trail."""
-
-    action: str
-    subject: str
-    result: str
-
-
 class EffectState(str, Enum):
     """An effect's row: written before the call, concluded after it, never expired."""
 

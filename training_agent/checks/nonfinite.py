@@ -52,13 +52,6 @@ class GradientNorms:
         """Parameters that got a gradient in this step."""
         return sum(any(n is not None for n in norms) for norms in zip(*self._locals, strict=True))
 
-    def nonfinite_backward(self) -> int | None:
-        """The first backward with a non-finite local gradient; waits for the device."""
-        for i, norms in enumerate(self._locals):
-            if bool(_any_nonfinite([n for n in norms if n is not None], torch.device("cpu"))):
-                return i
-        return None
-
     def local_nonfinite(self, device: torch.device) -> Tensor:
         """int64 scalar: 1 when some local gradient is NaN, Inf or too large for a float32 norm."""
         return _any_nonfinite([n for norms in self._locals for n in norms if n is not None], device)

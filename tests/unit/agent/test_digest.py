@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from training_agent.digest import BLOCK, DIGEST_VERSION, digest, hex_digest, key_block, reference_digest
+from training_agent._evidence import Depth, Evidence
+from training_agent.digest import BLOCK, DIGEST_VERSION, digest, key_block, reference_digest
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 EIGHT_BIT_FLOATS = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
@@ -240,12 +241,16 @@ def test_small_tensors_share_their_operations(monkeypatch: pytest.MonkeyPatch) -
     assert len(calls) == 2 and sum(calls) == 100
 
 
-def test_hex_digest_is_short_and_tells_tables_apart() -> None:
+def short(table: torch.Tensor) -> str:
+    return Evidence(Depth.BITS, table, len(table), 8).short()
+
+
+def test_the_short_form_of_evidence_is_hex_and_tells_tables_apart() -> None:
     a, b = digest([torch.zeros(3)]), digest([torch.ones(3)])
-    assert len(hex_digest(a)) == 16 and int(hex_digest(a), 16) >= 0
-    assert hex_digest(a) == hex_digest(a.clone())
-    assert hex_digest(a) != hex_digest(b)
-    assert hex_digest(torch.cat([a, b])) != hex_digest(torch.cat([b, a]))
+    assert len(short(a)) == 16 and int(short(a), 16) >= 0
+    assert short(a) == short(a.clone())
+    assert short(a) != short(b)
+    assert short(torch.cat([a, b])) != short(torch.cat([b, a]))
 
 
 def test_one_element_with_a_stride_is_digested_like_any_other() -> None:
