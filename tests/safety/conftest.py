@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from infra.synth import synthesize
-from lambdas import observability
+from tests import handler_log
 
 Template = dict[str, Any]
 
@@ -36,10 +35,8 @@ def _name(part: dict[str, Any]) -> str:
     return str(part["Fn::GetAtt"][0] if "Fn::GetAtt" in part else part["Ref"])
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def quiet() -> Iterator[None]:
-    """Tens of thousands of steps: only what is an error is logged; tests of the log turn it up."""
-    before = observability.logger.log_level
-    observability.logger.setLevel(logging.CRITICAL)
-    yield
-    observability.logger.setLevel(before)
+    """Tens of thousands of steps: nothing below CRITICAL is logged; tests of the log turn it up."""
+    with handler_log.at_level("CRITICAL"):
+        yield
