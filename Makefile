@@ -14,7 +14,7 @@ export JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION := 1
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-$(READY): requirements/dev.txt requirements/torch.txt requirements/bootstrap.sh
+$(READY): requirements/dev.txt requirements/torch.txt requirements/triton.txt requirements/bootstrap.sh
 	@PYTHON=$(PYTHON) TORCH=$(TORCH) bash requirements/bootstrap.sh $(VENV) $(READY)
 
 demo: $(READY)  ## one fault, all the way round; FAULT=list prints the faults, INTERACTIVE=1 lets you approve

@@ -33,6 +33,8 @@ if [ "$TORCH" = pinned ]; then
 else
   echo "set-up 2/3: torch of $PYTHON is used"
 fi
+"$venv/bin/python" -c 'import triton' 2>/dev/null ||
+  "${pip[@]}" install --no-deps -r "$here/triton.txt" || fail "pip could not install requirements/triton.txt"
 echo "set-up 3/3: the agent itself, from this folder"
 "${pip[@]}" install --no-deps --no-build-isolation -e "$here/.." || fail "pip could not install the agent from this folder"
 touch "$stamp"
