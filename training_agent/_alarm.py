@@ -47,6 +47,7 @@ class Passes:
 
     audit: int | None = None
     weights: int | None = None
+    optimizer_state: int | None = None
 
 
 def suspect_window(sighting: Sighting, passes: Passes) -> tuple[int, int]:
@@ -143,7 +144,7 @@ def versions() -> dict[str, str]:
 def message(alarm: Alarm) -> str:
     """Say what happened, where, and what to do next."""
     after_update = alarm.check is Check.WEIGHTS and not alarm.pairs  # otherwise a replay brought it to light
-    applied = "in the weights after it" if after_update else "before its update, which was not applied"
+    applied = "in what its update left behind" if after_update else "before its update, which was not applied"
     lines = [f"SDC alarm at step {alarm.step}, {applied}: {_HEADLINE[alarm.check]}."]
     lines += [f"  {_sentence(f)}" for f in alarm.findings]
     first, last = alarm.suspect_window
@@ -163,7 +164,7 @@ def message(alarm: Alarm) -> str:
 _HEADLINE = {
     Check.NONFINITE: "a gradient is NaN, Inf or too large for a float32 norm",
     Check.REPLAY: "a micro-batch computed again gives other bits",
-    Check.WEIGHTS: "replicas hold different weights",
+    Check.WEIGHTS: "replicas hold different weights or optimizer state",
 }
 
 

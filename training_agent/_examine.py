@@ -6,11 +6,14 @@ could be compared; the same kind on every rank. Next: `guard` records it or rais
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from ._alarm import Sighting, weights_findings
 from ._evidence import Evidence
+from ._optimizer_state import layout_word, state_tensors
 from ._ring import ReplayFailedError, Ring, RingResult, contests
 from ._startup import Setup, environment_difference
 from ._watch import MicroBatch
@@ -39,6 +42,7 @@ class Examiner:
         self._comm, self._ring, self._rank_map = setup.comm, ring, setup.rank_map
         self._rotate = setup.schedule.partner is Partner.ROTATE
         self._weights = dict(setup.ddp.module.named_parameters())  # frozen ones too
+        self._optimizers = setup.optimizers
         self._device = setup.device
         self._audits = 0
 
@@ -99,10 +103,15 @@ class Examiner:
             Check.NONFINITE, step, (Finding(FindingKind.REDUCED, evidence=text),), reduced_nonfinite=True
         )
 
-    def compare_weights(self) -> Divergence:
-        """Check 3: the replicas' parameters as they are now."""
+    def compare_weights(self, state: Mapping[str, Tensor] | None = None) -> Divergence:
+        """Check 3: the replicas' parameters as they are now, and with them the optimizer's `state`."""
         with self._comm.peers("comparing weights"):
-            return find_divergent_ranks(self._weights, self._comm.group)
+            return find_divergent_ranks({**self._weights, **(state or {})}, self._comm.group)
+
+    def optimizer_state(self) -> dict[str, Tensor] | None:
+        """What the optimizers keep; None when the ranks do not keep the same entries. A collective."""
+        state = state_tensors(self._optimizers, self._weights)
+        return state if self._comm.all_equal(layout_word(state)) else None
 
     def weights(self, step: int, divergence: Divergence) -> Sighting:
         """Judge diverged replicas."""

@@ -34,6 +34,7 @@ class Ledger:
     weight_checks_passed: int = 0
     tensors_compared: int = 0  # by the last passed audit, on this rank; equal to what was expected
     bytes_compared: int = 0
+    state_tensors_compared: int = 0  # of the optimizers, by the last comparison that had any
     loss_audited: bool = False
     overflow_steps: int = 0  # skipped by a GradScaler: normal
     steps_skipped: int = 0  # dropped by the policy
@@ -102,10 +103,23 @@ class Ledger:
             self._said.add(reason)
             log_line("warning", message=f"audit of step {step} skipped: {reason}", step=step)
 
-    def weights_passed(self, step: int) -> None:
-        """Record a passed weight check."""
+    def weights_passed(self, step: int, state_tensors: int = 0) -> None:
+        """Record a passed weight check, and how many tensors of optimizer state it compared."""
         self.passes = replace(self.passes, weights=step)
+        if state_tensors:  # a comparison of nothing is no pass
+            self.passes = replace(self.passes, optimizer_state=step)
+            self.state_tensors_compared = state_tensors
         self.weight_checks_passed += 1
+
+    @property
+    def passed_at_this_step(self) -> list[str]:
+        """Which checks passed at this very step; empty: it is saved as nothing looked at it."""
+        at = {
+            "replay": self.passes.audit,
+            "weights": self.passes.weights,
+            "optimizer state": self.passes.optimizer_state,
+        }
+        return [what for what, step in at.items() if step == self.step]
 
     def manifest(self, world_size: int, module: nn.Module) -> dict[str, Any]:
         """What a checkpoint of this step carries; "passed" is a record, no proof that its state is clean."""
@@ -116,11 +130,14 @@ class Ledger:
             "world_size": world_size,
             "last_audit_pass": self.passes.audit,
             "last_weight_check_pass": self.passes.weights,
+            "last_optimizer_state_pass": self.passes.optimizer_state,
+            "passed_at_this_step": self.passed_at_this_step,
             "audits_passed": self.audits_passed,
             "audits_skipped": self.audits_skipped,
             "weight_checks_passed": self.weight_checks_passed,
             "tensors_compared": self.tensors_compared,
             "bytes_compared": self.bytes_compared,
+            "state_tensors_compared": self.state_tensors_compared,
             "loss_audited": self.loss_audited,
             "overflow_steps": self.overflow_steps,
             "steps_skipped": self.steps_skipped,
@@ -158,7 +175,8 @@ class LoadedManifest:
                 f"after_load() got no manifest with digest version {DIGEST_VERSION}. Pass the dictionary "
                 "that guard.manifest() gave for this checkpoint; for one without, use attach(step=...)."
             )
-        passes = Passes(manifest.get("last_audit_pass"), manifest.get("last_weight_check_pass"))
+        last = ("last_audit_pass", "last_weight_check_pass", "last_optimizer_state_pass")
+        passes = Passes(*(manifest.get(name) for name in last))
         return cls(manifest["step"], passes, dict(manifest.get("digests", {})))
 
     def compare(self, module: nn.Module, comm: Comm) -> str | None:

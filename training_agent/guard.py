@@ -76,10 +76,9 @@ def attach(
     settings: None reads the environment, see `AgentSettings.from_env`.
     reporter: whom to tell; None leaves one log line per alarm.
     checkpoints: where alarms look for the checkpoint to come back on.
-    mode: "immediate": alarms are raised in the step, one host synchronisation. "deferred" (optimizers with
-        `fused=True`; others stay immediate): raised at the next `step()`, `before_save()` or `close()`;
-        weights, moments, buffers, counter and RNG are those before the flagged step, sampler and scheduler
-        are not.
+    mode: "immediate": raised in the step, one host synchronisation. "deferred" (optimizers with `fused=True`;
+        others stay immediate): raised at the next `step()`, `before_save()` or `close()`; weights, moments,
+        buffers, counter and RNG are those before the flagged step, sampler and scheduler are not.
     policy: "stop", "retry", "skip" or "warn", see `training_agent.policy.Policy`.
     finish: what the loop does between backward and `step()`, such as clipping: a retried step repeats it.
 
@@ -173,8 +172,10 @@ class Guard:
         return loss
 
     def before_save(self) -> None:
-        """Refuse to save a state whose weights were not compared at this very step; deferred mode is read
-        first.
+        """Refuse to save a state whose weights were not compared at this step; reads deferred mode first.
+
+        With `Schedule(check_on_checkpoint=False)` it may be saved: "passed_at_this_step" of the manifest is
+        then empty.
 
         Raises:
             SdcAlarm: an alarm was raised before.
@@ -182,7 +183,8 @@ class Guard:
         """
         self._latch.raise_again()
         self._update.drain()
-        if self._ledger.passes.weights != self.step and self._setup.weights_off is None:
+        forced = self._setup.weights_off is None and self._setup.schedule.check_on_checkpoint
+        if forced and self._ledger.passes.weights != self.step:
             last = self._ledger.passes.weights
             raise ConfigurationError(
                 f"The weights of step {self.step} were not compared (last passed: {last}). Save at steps "
@@ -195,10 +197,9 @@ class Guard:
         return self._ledger.manifest(self._setup.comm.world, self._setup.ddp.module)
 
     def after_load(self, manifest: Mapping[str, Any]) -> None:
-        """Take over a checkpoint: global step, file against manifest, replicas against each other; a
-        collective.
+        """Take over a checkpoint: global step, file against manifest, replicas against each other.
 
-        Call it after the state was loaded and before the first forward.
+        A collective; call it after the state was loaded and before the first forward.
 
         Raises:
             CheckpointError: the loaded bits are not those that were saved, on every rank.
@@ -212,16 +213,13 @@ class Guard:
         self._ledger.step, self._ledger.passes = loaded.step, loaded.passes
         self._start.register(loaded.step)
         if self._setup.weights_off is None:
-            self._update.check_weights()  # names a rank that alone holds other bits than were saved
+            # names a rank that alone holds other bits than were saved
+            self._update.check_weights(state=self._setup.schedule.optimizer_state)
         if damaged:
             raise CheckpointError(damaged)
 
     def close(self) -> None:
-        """Take all hooks away and stop reporting; in deferred mode the last step is judged first.
-
-        Raises:
-            SdcAlarm: deferred mode, the last step was not applied.
-        """
+        """Take all hooks away, stop reporting; deferred mode judges the last step first (SdcAlarm)."""
         atexit.unregister(self._at_exit)
         try:
             self._update.drain()

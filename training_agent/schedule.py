@@ -28,7 +28,8 @@ class Schedule:
     """How often each check runs, in global steps.
 
     By default a checkpoint step is also an audit step (`strict`) and a weight-check step
-    (`check_on_checkpoint`), whatever the other two intervals say.
+    (`check_on_checkpoint`), whatever the other two intervals say; the optimizer's state is then compared with
+    the weights (`optimizer_state`).
 
     Raises:
         ConfigurationError: an interval is not a positive whole number, or a flag is not a bool.
@@ -40,6 +41,7 @@ class Schedule:
     strict: bool = True
     check_on_checkpoint: bool = True
     partner: Partner = Partner.ROTATE
+    optimizer_state: bool = True  # compared with the weights wherever a save may follow
     deterministic: bool = True  # audits run deterministic kernels; False: default ones, forward only
 
     def __post_init__(self) -> None:
@@ -48,6 +50,7 @@ class Schedule:
         _interval("ckpt_every", self.ckpt_every, optional=True)
         _flag("strict", self.strict)
         _flag("check_on_checkpoint", self.check_on_checkpoint)
+        _flag("optimizer_state", self.optimizer_state)
         _flag("deterministic", self.deterministic)
         try:
             object.__setattr__(self, "partner", Partner(self.partner))
@@ -68,6 +71,8 @@ class Schedule:
             gaps.append("deterministic=False: finite faults of the backward are not caught")
         if not self.check_on_checkpoint:
             gaps.append("check_on_checkpoint=False: a checkpoint can hold weights that differ between ranks")
+        if not self.optimizer_state:
+            gaps.append("optimizer_state=False: a checkpoint can hold moments that differ between ranks")
         return tuple(gaps)
 
     def audit_due(self, step: int) -> bool:
@@ -79,6 +84,11 @@ class Schedule:
     def weights_due(self, step: int) -> bool:
         """Whether the weights are compared after the update of `step`."""
         return step % self.check_every == 0 or (self.check_on_checkpoint and self.checkpoint_due(step))
+
+    def state_due(self, step: int) -> bool:
+        """Whether the optimizer's state is compared as well: at weight checks that a save may follow."""
+        saves = self.ckpt_every is None or self.checkpoint_due(step)
+        return self.optimizer_state and saves and self.weights_due(step)
 
     def checkpoint_due(self, step: int) -> bool:
         """Whether the loop saves after the update of `step`."""

@@ -1,4 +1,4 @@
-"""A small training job for the distributed tests: model, data, loop, faults as hooks. One process per rank.
+"""The loop of the distributed tests: one process per rank, one `Plan` per scenario.
 
 Comes in: RANK, WORLD_SIZE and friends from the launcher. Goes out: what each scenario ended with.
 """
@@ -14,74 +14,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.distributed.recording import RecordingReporter
+from tests.distributed.small_model import (
+    GPUS,
+    Model,
+    batch_for,
+    compute_loss,
+    fingerprint,
+    fingerprint_optimizer,
+    settings_for,
+)
 from training_agent import CheckpointStore, Schedule, attach
-from training_agent.contract import Alarm, Job, NodeRegistration, encode, to_plain
+from training_agent.contract import encode
 from training_agent.errors import CheckpointError, SdcAlarm
 from training_agent.fault_plan import FaultPlan
-from training_agent.faults import Injector
+from training_agent.faults import FaultSpec, Injection, Injector
 from training_agent.guard import Guard
-from training_agent.report import StepChecks
-from training_agent.settings import AgentSettings
 
-GPUS = 2  # per fake node
 STEPS = 31
-
-
-class Block(nn.Module):
-    """Norm, wide layer, dropout (so that RNG matters), narrow layer."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(width)
-        self.up = nn.Linear(width, 2 * width)
-        self.drop = nn.Dropout(0.2)
-        self.down = nn.Linear(2 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(self.drop(F.gelu(self.up(self.norm(x)))))
-
-
-class Model(nn.Module):
-    """Two blocks between two tied-size layers."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.embed = nn.Linear(8, width)
-        self.blocks = nn.Sequential(Block(width), Block(width))
-        self.head = nn.Linear(width, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.blocks(self.embed(x)))
-
-
-def compute_loss(model: nn.Module, batch: dict[str, Tensor], *, scale: float = 1.0) -> Tensor:
-    """Cross entropy under bf16 autocast."""
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = model(batch["x"])
-    return F.cross_entropy(logits.float(), batch["y"]) * (scale * LOSS_FACTOR)
-
-
-def batch_for(rank: int, step: int) -> dict[str, Tensor]:
-    """Seeded data, other for each rank and step."""
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    return {
-        "x": torch.randn(12, 8, generator=generator),
-        "y": torch.randint(0, 4, (12,), generator=generator),
-    }
-
-
-def settings_for(rank: int) -> AgentSettings:
-    """Fake nodes with GPUS ranks each."""
-    node = rank // GPUS
-    return AgentSettings(
-        cluster="test",
-        job=Job("job", "uid"),
-        node=f"hyperpod-i-{node:017x}",
-        gpu_uuids=tuple(f"GPU-{node}-{i}" for i in range(GPUS)),
-    )
 
 
 @dataclass
@@ -101,7 +53,6 @@ class Run:
     notes: dict[str, Any] = field(default_factory=dict)
 
 
-LOSS_FACTOR = 1.0  # a fault in the loss function of one rank
 OnStep = Callable[[nn.Module, int, int], None]  # model, rank, step
 Fault = Callable[[nn.Module, Guard | None, int, Callable[[], int]], None]
 
@@ -121,41 +72,10 @@ class Plan:
     forwards: int = 1  # per update
     schedule: Schedule = field(default_factory=lambda: Schedule(10, 10, None))
     injected: FaultPlan | None = None  # by the product's injector
+    spec: FaultSpec | None = None  # one fault of the product, in the second block's narrow layer
     resume: dict[str, Any] | None = None
     store: bool = False  # save at checkpoint steps
     checkpoint_at: int | None = None
-
-
-class RecordingReporter:
-    """A reporter that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.registrations: list[NodeRegistration | None] = []
-        self.steps: list[tuple[int, StepChecks]] = []
-        self.alarms: list[Alarm] = []
-        self.closed = False
-
-    def started(self, registration: NodeRegistration | None) -> None:
-        self.registrations.append(registration)
-
-    def progress(self, step: int, checks: StepChecks) -> None:
-        self.steps.append((step, checks))
-
-    def alarm(self, alarm: Alarm) -> None:
-        self.alarms.append(alarm)
-
-    def close(self) -> None:
-        self.closed = True
-
-    def noted(self) -> dict[str, Any]:
-        """For the tests, JSON-able."""
-        return {
-            "registrations": [None if r is None else to_plain(r) for r in self.registrations],
-            "steps": [step for step, _ in self.steps],
-            "audited": [step for step, checks in self.steps if checks.audited],
-            "weight-checked": [step for step, checks in self.steps if checks.weight_checked],
-            "alarms": [encode(a) for a in self.alarms],
-        }
 
 
 class TrainingJob:
@@ -191,6 +111,7 @@ class TrainingJob:
         if plan.fault is not None:
             plan.fault(self.model, guard, self.rank, lambda: step[0])
         injector = None if plan.injected is None else self._injector(plan.injected, guard, optimizer)
+        injection = None if plan.spec is None else self._injection(plan.spec, optimizer, lambda: step[0])
         try:
             if guard is None:
                 warm_up_like_the_guard(self.ddp, plan.data(self.rank, first))
@@ -207,6 +128,9 @@ class TrainingJob:
             guard.close()
         if injector is not None:
             injector.close()
+        if injection is not None:
+            out.notes["strikes"] = injection.strikes
+            injection.close()
         out.weights, out.moments = fingerprint(self.model), fingerprint_optimizer(optimizer)
         return out
 
@@ -239,6 +163,12 @@ class TrainingJob:
         state = self.shared / f"faults-{self.runs}"
         down = self.model.blocks[1].down
         return Injector(plan, down, optimizer, gpu, self.rank, state, lambda: guard.phase)
+
+    def _injection(
+        self, spec: FaultSpec, optimizer: torch.optim.Optimizer, step: Callable[[], int]
+    ) -> Injection:
+        layer = self.model.blocks[1].down
+        return Injection(spec, rank=self.rank, step=step, module=layer, optimizer=optimizer)
 
     def _step(
         self, plan: Plan, guard: Guard | None, optimizer: torch.optim.Optimizer, step: int, out: Run
@@ -319,23 +249,6 @@ def warm_up_like_the_guard(ddp: DistributedDataParallel, batch: dict[str, Tensor
     with torch.no_grad():
         for buffer, saved in zip(ddp.buffers(), buffers, strict=True):
             buffer.copy_(saved)
-
-
-def fingerprint(model: nn.Module) -> str:
-    """SHA-256 over parameters and buffers."""
-    digest = hashlib.sha256()
-    for value in model.state_dict().values():
-        digest.update(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def fingerprint_optimizer(optimizer: torch.optim.Optimizer) -> str:
-    """SHA-256 over moments and counters."""
-    digest = hashlib.sha256()
-    for state in optimizer.state.values():
-        for key in sorted(state):
-            digest.update(state[key].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _copied(state: Any) -> Any:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from tests.distributed.harness import fingerprint, settings_for
 from tests.distributed.models import CASES, NOISY, UNAUDITED, Case, Loop, Talking, batch_for, scaled
+from tests.distributed.small_model import fingerprint, settings_for
 from training_agent import Schedule, attach
 from training_agent._phase import Phase
 from training_agent._warm_up import warm_up

@@ -11,12 +11,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
-from tests.distributed import faults, harness
+from tests.distributed import faults, harness, small_model
 from tests.distributed.faults import ALWAYS, EVERYWHERE, STEP_ONLY
-from tests.distributed.harness import Plan, Run, TrainingJob, batch_for
+from tests.distributed.harness import Plan, Run, TrainingJob
+from tests.distributed.small_model import batch_for
 from training_agent import Schedule
 from training_agent.errors import AgentError
 from training_agent.fault_plan import FaultPlan
+from training_agent.faults import FaultSpec, Flip, Persistence, Where
 
 Scenario = Callable[[TrainingJob], Run]
 NAN = float("nan")
@@ -67,16 +69,22 @@ def _spoil_reduction(job: TrainingJob, at: int) -> Run:
 
 @contextmanager
 def _loss_factor(rank: int, own_rank: int, factor: float) -> Iterator[None]:
-    harness.LOSS_FACTOR = factor if rank == own_rank else 1.0
+    small_model.LOSS_FACTOR = factor if rank == own_rank else 1.0
     try:
         yield
     finally:
-        harness.LOSS_FACTOR = 1.0
+        small_model.LOSS_FACTOR = 1.0
 
 
 def _loss_fault(job: TrainingJob, *, with_loss: bool) -> Run:
     with _loss_factor(4, job.rank, 1.7):
         return job.run(Plan(with_loss=with_loss))
+
+
+def _flipped_moment(job: TrainingJob, schedule: Schedule, at: int = 15) -> Run:
+    """A bit of `exp_avg` of rank 4 flips inside the update of step `at`."""
+    flipped = FaultSpec(Where.OPTIMIZER_STATE, Flip((22,)), 4, at, Persistence.ONCE, seed=1)
+    return job.run(Plan(steps=at, schedule=schedule, store=True, spec=flipped))
 
 
 def _resume(job: TrainingJob) -> Run:
@@ -104,7 +112,7 @@ def _damage_on_rank_1(job: TrainingJob, checkpoint: dict[str, Any]) -> None:
 def _product(job: TrainingJob, name: str, rank: int, step: int) -> Run:
     """A fault of the product's own injector."""
     schedule = Plan().schedule
-    layout = {"total_steps": harness.STEPS, "world_size": 6, "gpus_per_node": harness.GPUS}
+    layout = {"total_steps": harness.STEPS, "world_size": 6, "gpus_per_node": small_model.GPUS}
     return job.run(Plan(injected=FaultPlan.parse(name, rank, step, 11, schedule, **layout)))
 
 
@@ -132,6 +140,14 @@ SCENARIOS: dict[str, Scenario] = {
     "weight-grad-x1000": lambda job: _product(job, "weight-grad-x1000", rank=5, step=23),
     "two-gpus": lambda job: _product(job, "two-gpus", rank=1, step=23),
     "weight-flip": lambda job: _product(job, "weight-flip", rank=0, step=21),
+    "moment flipped before a checkpoint": lambda job: _flipped_moment(job, Schedule(None, 10, 5)),
+    "moment flipped, state not compared": lambda job: _flipped_moment(
+        job, Schedule(None, 10, 5, optimizer_state=False)
+    ),
+    "moment flipped between checkpoints": lambda job: _flipped_moment(job, Schedule(None, 10, 20), at=10),
+    "save that is not forced": lambda job: job.run(
+        Plan(steps=7, schedule=Schedule(10, 10, 7, strict=False, check_on_checkpoint=False), store=True)
+    ),
     "weight-flip before a checkpoint": lambda job: job.run(
         Plan(
             after_update=_on(0, 21, lambda m: faults.flip_weight(m, "blocks.0.up.weight")),

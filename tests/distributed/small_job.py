@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.distributed import faults
 from tests.distributed.faults import EVERYWHERE
-from tests.distributed.harness import Model, batch_for, compute_loss, settings_for
+from tests.distributed.small_model import Model, batch_for, compute_loss, settings_for
 from training_agent import Schedule, attach
 from training_agent._phase import Phase
 

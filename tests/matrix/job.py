@@ -218,8 +218,7 @@ class MatrixJob:
         out.before = _state(ddp, optimizer)
         optimizer.step()
         if schedule.checkpoint_due(step):
-            if schedule.check_on_checkpoint:
-                guard.before_save()
+            guard.before_save()
             out.saved.append(step)
             manifest = guard.manifest()
             out.passes[str(step)] = [manifest["last_audit_pass"], manifest["last_weight_check_pass"]]

@@ -26,6 +26,16 @@ def test_checkpoint_step_is_audited_and_weight_checked_whatever_the_intervals() 
     assert [t for t in range(1, 22) if s.checkpoint_due(t)] == [7, 14, 21]
 
 
+def test_optimizer_state_is_compared_at_weight_checks_that_a_save_may_follow() -> None:
+    saves = Schedule(audit_every=100, check_every=4, ckpt_every=6)
+    assert [t for t in range(1, 25) if saves.state_due(t)] == [6, 12, 18, 24]
+    any_time = Schedule(audit_every=100, check_every=4, ckpt_every=None)
+    assert [t for t in range(1, 13) if any_time.state_due(t)] == [4, 8, 12]
+    with pytest.warns(ScheduleWarning, match="optimizer_state=False"):
+        off = Schedule(audit_every=100, check_every=4, ckpt_every=6, optimizer_state=False)
+    assert not any(off.state_due(t) for t in range(1, 25))
+
+
 def test_strict_off_and_check_on_checkpoint_off_give_one_warning_that_names_both_gaps() -> None:
     with pytest.warns(ScheduleWarning) as caught:
         s = Schedule(audit_every=10, check_every=4, ckpt_every=7, strict=False, check_on_checkpoint=False)

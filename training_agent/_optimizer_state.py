@@ -1,0 +1,46 @@
+"""What optimizers keep beside the weights: moments and counters, by name, for the comparison at a save.
+
+Comes in: the guarded optimizers and the names of their parameters. Goes out: named tensors, in an order that
+is the same on every rank, and a word that differs when the ranks do not keep the same entries. Next:
+`_examine` compares them with the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+def state_tensors(
+    optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter]
+) -> dict[str, Tensor]:
+    """Every tensor of the optimizers' state, such as "optimizer state exp_avg of head.weight".
+
+    Numbers that are no tensors (counters of old optimizers) are left out, and so is what belongs to no
+    parameter of the model.
+    """
+    found: dict[str, Tensor] = {}
+    names = {id(p): name for name, p in parameters.items()}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                state = optimizer.state.get(p, {})
+                if id(p) not in names or not isinstance(state, Mapping):
+                    continue
+                found |= {
+                    f"optimizer state {key} of {names[id(p)]}": value
+                    for key, value in sorted(state.items(), key=lambda entry: str(entry[0]))
+                    if isinstance(value, Tensor)
+                }
+    return found
+
+
+def layout_word(tensors: Mapping[str, Tensor]) -> Tensor:
+    """One int64 word over names, dtypes and shapes: ranks may only compare what both keep."""
+    text = repr([(name, str(t.dtype), tuple(t.shape)) for name, t in tensors.items()])
+    word = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
+    return torch.tensor([word], dtype=torch.int64)
