@@ -66,7 +66,7 @@ class Examiner:
             return self.unexamined(step, None, nonfinite)
         assert batch is not None and original is not None
         targets = partners(self._rank_map, self._audits, self._rotate)
-        self._audits += 1
+        self._audits += not at_start  # the preflight is no audit: the first one meets the same peers again
         try:
             result = self._ring.replay(targets, batch.capture, original)
         except ReplayFailedError as e:

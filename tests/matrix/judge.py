@@ -53,8 +53,7 @@ def verdict(case: Case, table: dict[str, Any], ranks: list[Result]) -> list[str]
 
 
 def _shift(case: Case, layout: dict[str, Any], schedule: dict[str, Any], expect: dict[str, Any]) -> int:
-    # the preflight of every start is the first ring
-    before = 1 + len(oracle.audit_steps(schedule, case.start + 1, expect["step"] - 1))
+    before = len(oracle.audit_steps(schedule, case.start + 1, expect["step"] - 1))
     return oracle.offset(layout, before, case.config.partner)
 
 

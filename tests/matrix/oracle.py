@@ -10,7 +10,7 @@ from typing import Any
 
 
 def offset(layout: dict[str, Any], audit: int, partner: str) -> int:
-    """The shift of ring number `audit` since the start (0: the preflight)."""
+    """The shift of audit number `audit` since the start, counted from 0; the preflight is no audit."""
     ranks, per_node = layout["ranks"], layout["ranks"] // layout["nodes"]
     legal = [
         o

@@ -73,17 +73,15 @@ def configs(table: dict[str, Any], layout: str, form: str) -> list[Config]:
     return [config for config in every if form == "full" or form in config.label]
 
 
-def cases(table: dict[str, Any], layout: str, form: str) -> Iterator[Case]:
-    """Everything that one launch of a layout runs."""
-    short = form == "short"
-    for config in configs(table, layout, form):
-        for row in table["rows"]:
-            deferred = config.mode == "deferred"
-            if short and (not row.get("short") or (deferred and row["short"] != "both")):
-                continue
-            yield Case(row, config, blinded=False)
-            if row["off"] and not (short and deferred):
-                yield Case(row, config, blinded=True)
+def cases(table: dict[str, Any], config: Config, form: str) -> Iterator[Case]:
+    """Everything that is run in one configuration."""
+    short, deferred = form == "short", config.mode == "deferred"
+    for row in table["rows"]:
+        if short and (not row.get("short") or (deferred and row["short"] != "both")):
+            continue
+        yield Case(row, config, blinded=False)
+        if row["off"] and not (short and deferred):
+            yield Case(row, config, blinded=True)
 
 
 def lacking(case: Case, table: dict[str, Any], features: dict[str, bool]) -> str | None:

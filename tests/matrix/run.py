@@ -1,4 +1,4 @@
-"""Launches one gloo group per layout, collects the raw results, judges them, writes `matrix.json`.
+"""Launches one gloo group per layout, collects the raw results, judges them.
 
 Comes in: layouts and form. Goes out: `rows`: name, config, expected, found, saved, hashes, ok, problems.
 """
@@ -6,41 +6,55 @@ Comes in: layouts and form. Goes out: `rows`: name, config, expected, found, sav
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.matrix import judge, rows
+from tests.matrix import judge, results, rows
 from tests.matrix.launch import launch
 
 
-def run(layouts: list[str], form: str, timeout: float) -> dict[str, Any]:
-    """Run and judge; the document that goes into the file."""
+def run(layouts: list[str], form: str, timeout: float, raw: Path, *, resume: bool = False) -> dict[str, Any]:
+    """Run and judge; the document that goes into the file.
+
+    `raw` gets a folder per configuration as it ends. With `resume` those that are there already are judged
+    again and not run; a rank that dies leaves the others' configurations under "not_run".
+    """
     table = rows.load()
     document: dict[str, Any] = {"rows": [], "not_run": [], "seconds": {}}
     for layout in layouts:
-        with tempfile.TemporaryDirectory() as folder:
-            launch(
-                "tests.matrix.worker",
-                table["layouts"][layout]["ranks"],
-                Path(folder),
-                layout,
-                form,
-                timeout=timeout,
-            )
-            by_rank = [
-                json.loads((Path(folder) / f"{layout}-{rank}.json").read_text())
-                for rank in range(table["layouts"][layout]["ranks"])
-            ]
-        document["seconds"][layout] = round(by_rank[0]["seconds"], 1)
-        for case in rows.cases(table, layout, form):
-            lacks = rows.lacking(case, table, by_rank[0]["features"])
-            if lacks:
-                document["not_run"].append({"key": case.key, "because": f"the agent has no {lacks}"})
-                continue
-            document["rows"].append(_row(case, table, [r["results"][case.key] for r in by_rank]))
-    document["ok"] = all(row["ok"] for row in document["rows"])
+        ranks = table["layouts"][layout]["ranks"]
+        configs = rows.configs(table, layout, form)
+        done = [c.label for c in configs if resume and results.read(raw, c.label, ranks) is not None]
+        because = ""
+        if len(done) < len(configs):
+            try:
+                launch("tests.matrix.worker", ranks, raw, layout, form, *done, timeout=timeout)
+            except RuntimeError as e:
+                because = str(e)
+        for config in configs:
+            found = results.read(raw, config.label, ranks)
+            if found is None:
+                document["not_run"].append({"key": config.label, "because": because})
+            else:
+                document["seconds"][config.label] = found[0]["seconds"]
+                _judge(document, table, config, form, found)
+    document["ok"] = bool(document["rows"]) and all(row["ok"] for row in document["rows"])
     return document
+
+
+def _judge(
+    document: dict[str, Any],
+    table: dict[str, Any],
+    config: rows.Config,
+    form: str,
+    found: list[dict[str, Any]],
+) -> None:
+    for case in rows.cases(table, config, form):
+        lacks = rows.lacking(case, table, found[0]["features"])
+        if lacks:
+            document["not_run"].append({"key": case.key, "because": f"the agent has no {lacks}"})
+            continue
+        document["rows"].append(_row(case, table, [r["results"][case.key] for r in found]))
 
 
 def _row(case: rows.Case, table: dict[str, Any], found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -80,5 +94,17 @@ def table_of(document: dict[str, Any]) -> str:
             lines.append(f"FAILED {row['name']} [{row['config']}]{off}: {'; '.join(row['problems'])}")
     if document["not_run"]:
         reasons = sorted({entry["because"] for entry in document["not_run"]})
-        lines.append(f"not run: {len(document['not_run'])} cases ({'; '.join(reasons)})")
+        lines.append(f"not run: {len(document['not_run'])} ({'; '.join(reasons)})")
     return "\n".join(lines)
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """One line per configuration, for docs/detection.md."""
+    lines = ["| configuration | rows met | twins missed when their check was off |", "|---|---|---|"]
+    for label in dict.fromkeys(row["config"] for row in document["rows"]):
+        of = [r for r in document["rows"] if r["config"] == label]
+        counts = []
+        for part in ([r for r in of if not r["switched_off"]], [r for r in of if r["switched_off"]]):
+            counts.append(f"{sum(r['ok'] for r in part)} of {len(part)}")
+        lines.append(f"| {label} | {counts[0]} | {counts[1]} |")
+    return "\n".join(lines) + "\n"

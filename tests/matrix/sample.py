@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.matrix import results
 from tests.matrix.launch import launch
 from tests.matrix.rows import Case, Config
 
@@ -54,7 +55,9 @@ def run(table: dict[str, Any], layout: str, count: int, folder: Path, timeout: f
     """Run them; what went wrong, one sentence each."""
     ranks = table["layouts"][layout]["ranks"]
     launch("tests.matrix.worker", ranks, folder, layout, str(count), timeout=timeout)
-    found = [json.loads((folder / f"{layout}-{r}.json").read_text())["results"] for r in range(ranks)]
+    written = results.read(folder, "sample", ranks)
+    assert written is not None
+    found = [rank["results"] for rank in written]
     wrong, alarms = [], 0
     for case in cases(table, layout, count):
         answers = [json.loads(f[case.key]["alarm"] or "null") for f in found]

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.matrix import judge, oracle, rows
+from tests.matrix import run as run_module
 from tests.matrix.run import run
 
 TABLE = rows.load()
 
 
 @pytest.fixture(scope="module")
-def short() -> dict[str, Any]:
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the configurations' raw results stand."""
+    return tmp_path_factory.mktemp("matrix")
+
+
+@pytest.fixture(scope="module")
+def short(raw: Path) -> dict[str, Any]:
     """One launch of six ranks."""
-    return run(["6x3"], "short", timeout=240)
+    return run(["6x3"], "short", 280, raw)
 
 
 def test_every_row_is_met_and_is_missed_when_its_check_is_off(short: dict[str, Any]) -> None:
@@ -34,6 +43,25 @@ def test_document_holds_the_raw_alarm_of_every_rank_and_the_hashes(short: dict[s
     assert [a["step"] for a in row["found"]["alarms"]] == [30] * 6
     assert [len(h) for h in row["before"]] == [3] * 6
     assert row["before"] == row["after"]
+
+
+def test_an_interrupted_run_goes_on_with_what_it_has(
+    short: dict[str, Any], raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = rows.configs(TABLE, "6x3", "short")[0].label
+    kept = tmp_path / first.replace(" ", "-")
+    shutil.copytree(raw / kept.name, kept)
+    launched: list[tuple[Any, ...]] = []
+
+    def dies(*args: Any, **_: Any) -> None:
+        launched.append(args)
+        raise RuntimeError("a rank died")
+
+    monkeypatch.setattr(run_module, "launch", dies)
+    again = run(["6x3"], "short", 1, tmp_path, resume=True)
+    assert launched == [("tests.matrix.worker", 6, tmp_path, "6x3", "short", first)]
+    assert again["rows"] == [r for r in short["rows"] if r["config"] == first]
+    assert [entry["because"] for entry in again["not_run"]] == ["a rank died"]
 
 
 def test_every_row_says_what_proves_it() -> None:
@@ -138,4 +166,4 @@ def test_oracle_knows_the_published_pairs_and_rotates() -> None:
     assert oracle.pairs("both", published, oracle.offset(published, 5, "fixed")) == {(5, 13), (13, 21)}
     six = TABLE["layouts"]["6x3"]
     assert [oracle.offset(six, audit, "rotate") for audit in range(4)] == [2, 3, 4, 2]
-    assert judge.shift_of(_case("x1000 from 23", "rotate"), TABLE) == 4
+    assert judge.shift_of(_case("x1000 from 23", "rotate"), TABLE) == 3
