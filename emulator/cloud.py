@@ -27,6 +27,7 @@ import boto3
 from . import eventbridge, hyperpod_api, moto_hooks
 from .eventbridge import BusEvent, BusRecord
 from .hyperpod import DeepCheck, HyperPod
+from .kubernetes_access import documents
 from .kubernetes_server import LocalKubernetes
 from .lambda_runtime import LambdaRuntime, Outcome, UnknownFunctionError
 from .mailbox import Mailbox
@@ -36,6 +37,8 @@ from .plan import Overrides
 from .stack import Stack
 from .timers import Timers
 
+MANIFESTS = Path(__file__).resolve().parent.parent / "infra" / "eks_access"  # applied, as operators do
+OWN_GROUPS = ("training-sdc:readers", "training-sdc:cordoners")  # of the account's own key pair
 DEFAULT_TIME_SCALE = 1 / 600  # a replacement of 25 minutes takes 2.5 s, a Wait of 60 s takes 0.1 s
 
 
@@ -118,6 +121,8 @@ class LocalCloud:
             self.timers, cluster=eks_name, secret_key=SECRET_KEY, folder=self.folder
         )
         self._closers.append(self.kubernetes.close)
+        self.kubernetes.access.apply(documents(MANIFESTS))
+        self.kubernetes.let_in(ACCESS_KEY, OWN_GROUPS)
         self.hyperpod = HyperPod(self.timers, self.kubernetes, eks_name=eks_name, **self._cluster)
         hyperpod_api.install(self.hyperpod)
         self._closers.append(lambda: hyperpod_api.uninstall(self.hyperpod))
@@ -141,6 +146,9 @@ class LocalCloud:
             prefix=prefix,
         )
         self._stacks.append(stack)
+        for function in stack.plan.functions.values():
+            if function.role in stack.plan.kubernetes_groups:
+                self.kubernetes.let_in(function.access_key, stack.plan.kubernetes_groups[function.role])
         return stack
 
     @contextmanager

@@ -24,8 +24,8 @@ class TokenError(ValueError):
     """The token is not acceptable; the text says why."""
 
 
-def check(token: str, *, cluster: str, secret_key: str, now: datetime | None = None) -> None:
-    """Accept a token that this key pair signed for this cluster within the last 15 minutes.
+def check(token: str, *, cluster: str, secret_key: str, now: datetime | None = None) -> str:
+    """Access key id of a token that was signed with this secret for this cluster within the last 15 minutes.
 
     Raises:
         TokenError: with the reason.
@@ -48,6 +48,7 @@ def check(token: str, *, cluster: str, secret_key: str, now: datetime | None = N
     _check_age(query.get("X-Amz-Date", ""), now or datetime.now(timezone.utc))
     if not hmac.compare_digest(_signature(url, query, cluster, secret_key), query.get("X-Amz-Signature", "")):
         raise TokenError(f"the signature does not fit: not our key, or not for the cluster {cluster}")
+    return query["X-Amz-Credential"].split("/", 1)[0]
 
 
 def _check_age(text: str, now: datetime) -> None:

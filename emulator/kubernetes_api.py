@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .kubernetes import KubernetesState, NotFoundError
+from .kubernetes_access import VERBS, ClusterAccess, DeniedError
 from .kubernetes_discovery import DISCOVERY
 from .kubernetes_objects import Object
 from .kubernetes_patch import PATCHES, PatchError, selected
@@ -26,7 +27,8 @@ class ApiRequest:
     query: dict[str, str]
     content_type: str
     body: Any
-    user: str  # "iam" (EKS token), "admin" (the kubeconfig's token) or "" (refused)
+    user: str  # access key id (EKS token), "admin" (the kubeconfig's token) or "" (refused)
+    groups: tuple[str, ...] = ()
 
 
 class StatusError(Exception):
@@ -40,8 +42,8 @@ class StatusError(Exception):
 class KubernetesApi:
     """Answers requests about one state."""
 
-    def __init__(self, state: KubernetesState) -> None:
-        self.state = state
+    def __init__(self, state: KubernetesState, access: ClusterAccess) -> None:
+        self.state, self.access = state, access
 
     def answer(self, request: ApiRequest) -> tuple[int, Object]:
         """Status code and object for an authenticated request.
@@ -54,16 +56,28 @@ class KubernetesApi:
             return 200, DISCOVERY[request.path]
         if request.query.get("watch") in ("1", "true"):
             raise StatusError(400, "BadRequest", "the local Kubernetes serves no watch: list again instead")
+        try:
+            return self._served(request, parts)
+        except DeniedError as e:
+            raise StatusError(e.code, e.reason, str(e)) from e
+
+    def _served(self, request: ApiRequest, parts: list[str]) -> tuple[int, Object]:
         with self.state.lock:
             if parts[:3] == ["api", "v1", "nodes"]:
                 return self._nodes(request, parts[3:])
             if parts == ["api", "v1", "pods"] and request.method == "GET":
+                self._authorize(request, "pods", named=False)
                 return 200, self._list("Pod", request, list(self.state.pods.values()))
             if parts[:3] == ["api", "v1", "namespaces"] and parts[4:5] == ["pods"]:
                 return self._pods(request, parts[3], parts[5:])
         raise StatusError(404, "NotFound", f"the server could not find the requested resource {request.path}")
 
+    def _authorize(self, request: ApiRequest, resource: str, *, named: bool) -> None:
+        verb = "list" if request.method == "GET" and not named else VERBS[request.method]
+        self.access.authorize(request.groups, verb, resource)
+
     def _nodes(self, request: ApiRequest, rest: list[str]) -> tuple[int, Object]:
+        self._authorize(request, "nodes", named=bool(rest))
         if not rest and request.method == "GET":
             return 200, self._list("Node", request, list(self.state.nodes.values()))
         if len(rest) != 1:
@@ -75,9 +89,11 @@ class KubernetesApi:
             raise StatusError(405, "MethodNotAllowed", "not served by the local Kubernetes")
         changed = _changed(node, request)
         _check_node(node, changed)
+        self.access.admit(request.groups, "UPDATE", node, changed)
         return 200, changed if "dryRun" in request.query else self.state.put_node(changed)
 
     def _pods(self, request: ApiRequest, namespace: str, rest: list[str]) -> tuple[int, Object]:
+        self._authorize(request, "/".join(["pods", *rest[1:]]), named=bool(rest))
         if not rest and request.method == "GET":
             pods = [p for (where, _), p in self.state.pods.items() if where == namespace]
             return 200, self._list("Pod", request, pods)

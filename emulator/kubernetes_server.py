@@ -10,22 +10,29 @@ import socket
 import ssl
 import threading
 import urllib.parse
+from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from . import certificates, eks_token
 from .kubernetes import KubernetesState
+from .kubernetes_access import ADMINISTRATORS, ClusterAccess
 from .kubernetes_api import ApiRequest, KubernetesApi, StatusError
 from .names import LOOPBACK
 from .timers import Timers
 
 
 class KubernetesServer:
-    """Serves a state; close it to free the port. `requests` is the audit log."""
+    """Serves a state; close it to free the port. `requests` is the audit log.
+
+    `access` holds the rules, `groups` who is in which group: access key id -> groups, as access entries say.
+    """
 
     def __init__(self, state: KubernetesState, *, cluster: str, secret_key: str, folder: Path) -> None:
-        self.api, self.cluster = KubernetesApi(state), cluster
+        self.access = ClusterAccess()
+        self.api, self.cluster = KubernetesApi(state, self.access), cluster
+        self.groups: dict[str, tuple[str, ...]] = {"admin": (ADMINISTRATORS,)}
         self.requests: list[ApiRequest] = []
         self.admin_token = secrets.token_urlsafe(24)
         self._secret_key = secret_key
@@ -78,10 +85,12 @@ class KubernetesServer:
         if secrets.compare_digest(token.encode(), self.admin_token.encode()):
             return "admin"
         try:
-            eks_token.check(token, cluster=self.cluster, secret_key=self._secret_key)
+            user = eks_token.check(token, cluster=self.cluster, secret_key=self._secret_key)
         except eks_token.TokenError as e:
             raise StatusError(401, "Unauthorized", f"Unauthorized: {e}") from e
-        return "iam"
+        if user not in self.groups:
+            raise StatusError(401, "Unauthorized", f"Unauthorized: no access entry for {user}")
+        return user
 
 
 class LocalKubernetes(KubernetesState):
@@ -95,6 +104,15 @@ class LocalKubernetes(KubernetesState):
     def url(self) -> str:
         """Address of the API server."""
         return self.server.url
+
+    @property
+    def access(self) -> ClusterAccess:
+        """The rules, as `kubectl apply` and `kubectl delete` change them."""
+        return self.server.access
+
+    def let_in(self, user: str, groups: Iterable[str]) -> None:
+        """An access entry: who signs with this access key id is in these groups."""
+        self.server.groups[user] = tuple(groups)
 
     @property
     def requests(self) -> list[ApiRequest]:
@@ -149,7 +167,8 @@ class _Handler(BaseHTTPRequestHandler):
         url = urllib.parse.urlsplit(self.path)
         query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
         content_type = self.headers.get("Content-Type") or ""
-        return ApiRequest(self.command, url.path, query, content_type, body, user)
+        groups = self.server.owner.groups.get(user, ())
+        return ApiRequest(self.command, url.path, query, content_type, body, user, groups)
 
 
 class _HttpsServer(ThreadingHTTPServer):

@@ -68,6 +68,7 @@ class Worker:
             **self._environment,
             **self.function.variables,
             "AWS_LAMBDA_FUNCTION_NAME": self.function.name,
+            "AWS_ACCESS_KEY_ID": self.function.access_key,
             "PYTHONPATH": str(ROOT),
             "PATH": os.environ.get("PATH", os.defpath),
         }

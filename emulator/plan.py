@@ -27,6 +27,12 @@ class Function:
     variables: dict[str, str]
     timeout_seconds: float
     memory_mb: int
+    role: str = ""  # ARN
+
+    @property
+    def access_key(self) -> str:
+        """Access key id of the role's credentials: services here know by it who calls."""
+        return f"AKIALOCAL{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,7 @@ class Plan:
     functions: dict[str, Function] = field(default_factory=dict)
     mappings: list[QueueMapping] = field(default_factory=list)
     routes: list[Route] = field(default_factory=list)
+    kubernetes_groups: dict[str, tuple[str, ...]] = field(default_factory=dict)  # role -> groups
 
 
 def read(template: Template, overrides: Overrides) -> Plan:
@@ -89,6 +96,10 @@ def read(template: Template, overrides: Overrides) -> Plan:
         functions=_functions(template, overrides),
         mappings=_mappings(template),
         routes=_routes(template),
+        kubernetes_groups={
+            p["PrincipalArn"]: tuple(p["KubernetesGroups"])
+            for _, p in template.of_type("AWS::EKS::AccessEntry")
+        },
     )
 
 
@@ -122,6 +133,7 @@ def _functions(template: Template, overrides: Overrides) -> dict[str, Function]:
             variables=variables | common | dict(own),
             timeout_seconds=float(p.get("Timeout", 3)),
             memory_mb=int(p.get("MemorySize", 128)),
+            role=p.get("Role", ""),
         )
     known = {f.logical_id for f in functions.values()} | {EVERY_FUNCTION}
     if unknown := sorted(set(overrides) - known):

@@ -17,12 +17,13 @@ from .names import ACCOUNT, REGION, arn
 
 Properties = dict[str, Any]
 
-CREATED = {
+CREATED = {  # or read by what plays it
     "AWS::ApiGatewayV2::Api",
     "AWS::ApiGatewayV2::Integration",
     "AWS::ApiGatewayV2::Route",
     "AWS::ApiGatewayV2::Stage",
     "AWS::DynamoDB::Table",
+    "AWS::EKS::AccessEntry",
     "AWS::Events::EventBus",
     "AWS::Events::Rule",
     "AWS::Lambda::EventSourceMapping",
@@ -39,7 +40,6 @@ LEFT_OUT = {
     "AWS::CloudWatch::CompositeAlarm",
     "AWS::CloudWatch::Dashboard",
     "AWS::Chatbot::SlackChannelConfiguration",
-    "AWS::EKS::AccessEntry",
     "AWS::Events::Archive",
     "AWS::Events::EventBusPolicy",
     "AWS::IAM::ManagedPolicy",

@@ -62,6 +62,7 @@ class Watch:
             "cluster_name": CLUSTER,
             "mode": "replace",
             "approvers": [APPROVER],
+            "eks_access_entries": True,
             "deep_check_enabled": True,
             "replacements_per_day": bad_nodes,
             "replacements_per_hour": bad_nodes,

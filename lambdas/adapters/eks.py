@@ -27,6 +27,10 @@ from .aws import client, translated
 T = TypeVar("T")
 TOKEN_SECONDS = 14 * 60
 TIMEOUT = (5, 10)  # connect, read
+DENIED = frozenset({"403", "422"})
+HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
+REPLACE_VALUE = "UnschedulablePendingReplacement"  # on which HyperPod's auto recovery acts
+HEALTH_VALUES = (REPLACE_VALUE, "UnschedulablePendingReboot")
 
 
 class EksCluster:
@@ -54,6 +58,31 @@ class EksCluster:
         )
         if patched is None:
             raise RefusedError(f"node {node.name} is gone", "NotFound")
+
+    def refuses_health_label(self, node: KubeNode) -> bool:
+        """Ask with `dryRun=All`, which admission policies judge and nothing stores.
+
+        A denial of a ValidatingAdmissionPolicy is a 422 that names it; a 403 is RBAC or a webhook. Either way
+        the label is out of reach. Anything else, a server that could not answer included, proves nothing.
+        """
+        value = next(v for v in HEALTH_VALUES if node.labels.get(HEALTH_LABEL) != v)
+        try:
+            answer = self._call(
+                f"dry run of the health label of {node.name}",
+                lambda c: _core(c).patch_node(
+                    node.name,
+                    {"metadata": {"labels": {HEALTH_LABEL: value}}},
+                    dry_run="All",
+                    _request_timeout=TIMEOUT,
+                ),
+            )
+        except RefusedError as e:
+            if e.code in DENIED:
+                return True
+            raise
+        if answer is None:
+            raise RefusedError(f"node {node.name} is gone", "NotFound")
+        return False
 
     def label_node(self, node: KubeNode, labels: dict[str, str]) -> None:
         """Conditional on the resource version read; the identity may set one label only."""

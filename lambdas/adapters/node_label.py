@@ -6,10 +6,7 @@ from training_agent.contract import NODE_NAME_PREFIX
 
 from ..domain.errors import ConflictError, OutcomeUnknownError, UnavailableError
 from ..ports import ReplaceAnswer
-from .eks import EksCluster
-
-LABEL = "sagemaker.amazonaws.com/node-health-status"
-VALUE = "UnschedulablePendingReplacement"
+from .eks import HEALTH_LABEL, REPLACE_VALUE, EksCluster
 
 
 class NodeLabel:
@@ -27,7 +24,7 @@ class NodeLabel:
         if node is None:
             return ReplaceAnswer(False, "InstanceIdNotFound", f"no node {name}")
         try:
-            self._cluster.label_node(node, {LABEL: VALUE})
+            self._cluster.label_node(node, {HEALTH_LABEL: REPLACE_VALUE})
         except ConflictError as e:
             return ReplaceAnswer(False, "InstanceIdInUse", str(e))
         except UnavailableError as e:

@@ -18,7 +18,7 @@ from ..domain.policy import effective_mode
 from ..domain.times import moment, stamp
 from ..ports import Bus, Clock, Controls, Incidents, Kubernetes, Quarantine
 from ..settings import ContainSettings
-from .effects import cordon, evict_job, permit
+from .effects import cordon, evict_job, permit, require_admission_policy
 from .outcome import StepResult, alarm_of, evidence_of, facts_of, record
 
 NODES_PER_DAY = 3  # different nodes that one job may have contained by its word
@@ -57,6 +57,9 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     permit(needs, Mode.CONTAIN, f"containment by '{row.contain.value}'")
     if row.blames_node:
         _require_quota(needs, incident, alarm.nodes)
+    if row.contain in (Contain.CORDON, Contain.ISOLATE):
+        for target in incident.targets:
+            require_admission_policy(needs, target)
     # Noted first: a containment that breaks off half-way has touched something all the same.
     begun = record(needs, incident, replace(incident, touched=True), "containment begins")
     targets, story = _contain(needs, begun, row)

@@ -49,6 +49,22 @@ def permit(needs: Permitted, needed: Mode, effect: str) -> None:
     policy.require(needs.settings.mode, needs.controls.read(), needed, effect)
 
 
+def require_admission_policy(needs: Hands, target: Target) -> None:
+    """Prove that the API server forbids us the label on which HyperPod replaces a node.
+
+    "May patch nodes" would otherwise mean "may have nodes replaced", without budget and approval.
+
+    Raises:
+        NeedsHumanError: it would have let us, or the node is gone.
+    """
+    node = _node(needs, target)
+    if not needs.kubernetes.refuses_health_label(node):
+        raise NeedsHumanError(
+            f"the API server would let the pipeline set the health label of {node.name}: the admission "
+            "policy is not installed, so nothing was touched. Run: kubectl apply -f infra/eks_access/"
+        )
+
+
 def ours(node: KubeNode, incident: Incident) -> bool:
     """Is the node cordoned, and by this incident?"""
     return node.unschedulable and node.annotations.get(CORDONED_BY) == incident.id

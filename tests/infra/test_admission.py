@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
-import cel
+import kubernetes.client as k8s
 import kubernetes_validate
 import pytest
 import yaml
 
+from emulator.kubernetes_access import ClusterAccess
 from infra.bundling import ROOT
 from infra.eks_access import CORDONERS, GROUPS, LABEL_REPLACERS, READERS
+from lambdas.adapters import eks
+from lambdas.ports import KubeNode
+from lambdas.steps.effects import CORDONED_AT, CORDONED_BY, CORDONED_REASON
 
 FOLDER = ROOT / "infra" / "eks_access"
 HEALTH = "sagemaker.amazonaws.com/node-health-status"
-BY, REASON, AT = (f"training.sdc/cordoned-{what}" for what in ("by", "reason", "at"))
+BY, REASON, AT = CORDONED_BY, CORDONED_REASON, CORDONED_AT
 Json = dict[str, Any]
 
 
@@ -65,19 +70,9 @@ def denials(
     group: str, before: Json, after: Json, operation: str = "UPDATE", subresource: str = ""
 ) -> list[str]:
     """Messages of all validations that say no, over all policies that match the group."""
-    request = {"operation": operation, "subResource": subresource, "userInfo": {"groups": [group]}}
-    found = []
-    for policy in POLICIES.values():
-        scope: Json = {"object": after, "oldObject": before, "request": request}
-        if not all(cel.evaluate(c["expression"], scope) for c in policy["matchConditions"]):
-            continue
-        scope["variables"] = {}
-        for variable in policy["variables"]:
-            scope["variables"][variable["name"]] = cel.evaluate(variable["expression"], scope)
-        found += [
-            v["message"] for v in policy["validations"] if cel.evaluate(v["expression"], scope) is not True
-        ]
-    return found
+    access = ClusterAccess()
+    access.apply(documents("admission.yaml"))
+    return [text for _, text in access.denials([group], operation, before, after, subresource)]
 
 
 def change(before: Json, edit: Callable[[Json], object]) -> Json:
@@ -86,22 +81,41 @@ def change(before: Json, edit: Callable[[Json], object]) -> Json:
     return after
 
 
-CORDON = {
-    "metadata": {
-        "resourceVersion": "7",
-        "annotations": {BY: "inc-1", REASON: "C1", AT: "2026-11-30T00:00:00Z"},
-    },
-    "spec": {"unschedulable": True},
-}
-RELEASE = {
-    "metadata": {"resourceVersion": "8", "annotations": {BY: None, REASON: None, AT: None}},
-    "spec": {"unschedulable": None},
-}
+class Recording(k8s.ApiClient):
+    """The client library's last step before the wire."""
+
+    def call_api(self, *_: Any, body: Json | None = None, **__: Any) -> object:
+        self.body = body
+        return object()
+
+
+def sent(act: Callable[[eks.EksCluster, KubeNode], object]) -> Json:
+    """Body of the PATCH that the pipeline's adapter sends."""
+    cluster, client = eks.EksCluster("demo"), Recording()
+    cluster._api, cluster._until = client, math.inf
+    act(cluster, KubeNode("hyperpod-i-0123456789abcdef0", "u", "7", False, {}, {}))
+    assert client.body is not None
+    return client.body
+
+
+NOTES: dict[str, str | None] = {BY: "inc-1", REASON: "C1", AT: "2026-11-30T00:00:00Z"}
+CORDON = sent(lambda cluster, n: cluster.patch_node(n, unschedulable=True, annotations=NOTES))
+RELEASE = sent(
+    lambda cluster, n: cluster.patch_node(n, unschedulable=False, annotations=dict.fromkeys(NOTES))
+)
+REPLACE = sent(lambda cluster, n: cluster.label_node(n, {eks.HEALTH_LABEL: eks.REPLACE_VALUE}))
+FORBIDDEN = sent(lambda cluster, n: cluster.refuses_health_label(n))
 
 
 def test_the_pipeline_s_cordon_and_release_pass() -> None:
     assert denials(CORDONERS, node(), merged(node(), CORDON)) == []
     assert denials(CORDONERS, cordoned(), merged(cordoned(), RELEASE)) == []
+
+
+@pytest.mark.parametrize("before", [node(), cordoned(), node(unschedulable=True)])
+def test_what_the_pipeline_sends_to_be_denied_is_denied(before: Json) -> None:
+    (message,) = denials(CORDONERS, before, merged(before, FORBIDDEN))
+    assert "labels" in message
 
 
 def test_a_cordon_over_somebody_else_s_passes_and_keeps_it() -> None:
@@ -179,8 +193,7 @@ def test_others_are_not_judged() -> None:
 
 
 def test_the_label_replacer_sets_that_label_to_that_value_on_a_cordoned_node() -> None:
-    replace = {"metadata": {"labels": {HEALTH: "UnschedulablePendingReplacement"}}}
-    assert denials(LABEL_REPLACERS, cordoned(), merged(cordoned(), replace)) == []
+    assert denials(LABEL_REPLACERS, cordoned(), merged(cordoned(), REPLACE)) == []
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from .plant import Plant
 from .wires import Fault, Plan, Site
 
 Story = Callable[[Plant], None]
-SITES = 172
+SITES = 173
 LONG = timedelta(days=2)
 
 

@@ -18,6 +18,7 @@ from tests.workflow.scenario import APPROVER, Scenario
 CONTEXT = {
     "mode": "replace",
     "approvers": [APPROVER],
+    "eks_access_entries": True,
     "deep_check_enabled": True,
     "replacements_per_day": 25,
     "replacements_per_hour": 25,

@@ -86,6 +86,10 @@ class FakeKubernetes:
         self.pods: dict[tuple[str, str], KubePod] = {}
         self.errors: list[Exception] = []
         self.evicted: list[str] = []
+        self.admission_policy = True
+
+    def refuses_health_label(self, node: KubeNode) -> bool:
+        return self.admission_policy
 
     def node(self, name: str) -> KubeNode | None:
         return self.nodes.get(name)

@@ -44,6 +44,18 @@ def test_the_accused_gpu_and_its_instance_are_held_and_no_other(driver: Driver, 
     assert driver.world.quarantine.mode is Mode.REPLACE
 
 
+def test_without_the_admission_policy_nothing_is_cordoned_held_or_evicted(
+    driver: Driver, located: Incident
+) -> None:
+    driver.world.kubernetes.admission_policy = False
+    driver.play(located, "contain")
+    incident = driver.world.incidents.get(located.id)
+    assert incident.state is State.HANDED_TO_HUMAN and not incident.touched
+    assert "kubectl apply -f infra/eks_access/" in incident.human_reason
+    assert not driver.world.kubernetes.nodes[NODE].unschedulable
+    assert not driver.world.kubernetes.evicted and not driver.world.quarantine.rows
+
+
 def test_a23_conflicts_and_throttling_are_ridden_out(driver: Driver, located: Incident) -> None:
     driver.world.kubernetes.errors = [ConflictError("409")] * 3 + [
         ThrottledError("429"),

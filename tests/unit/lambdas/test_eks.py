@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -28,8 +29,9 @@ class Api:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
     def __getattr__(self, name: str) -> Any:
-        def call(*args: Any, **_: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
             self.calls.append((name, args))
+            self.options = options
             if isinstance(self.answer, Exception):
                 raise self.answer
             return self.answer
@@ -138,3 +140,32 @@ def test_the_label_is_patched_under_the_version_that_was_read(cluster: Any) -> N
     gone, _ = cluster(ApiException(status=404))
     with pytest.raises(RefusedError):
         gone.label_node(NODE, {"a": "b"})
+
+
+@pytest.mark.parametrize("status", [422, 403])
+def test_a_denied_dry_run_of_the_health_label_is_what_the_pipeline_wants(cluster: Any, status: int) -> None:
+    kubernetes, api = cluster(ApiException(status=status))
+    assert kubernetes.refuses_health_label(NODE)
+    ((name, (target, body)),) = api.calls
+    assert (name, target, api.options["dry_run"]) == ("patch_node", NODE.name, "All")
+    assert body == {"metadata": {"labels": {eks.HEALTH_LABEL: eks.REPLACE_VALUE}}}
+
+
+def test_a_dry_run_that_passes_is_no_denial(cluster: Any) -> None:
+    assert not cluster(object())[0].refuses_health_label(NODE)
+
+
+def test_a_node_that_carries_the_label_already_is_asked_about_another_value(cluster: Any) -> None:
+    kubernetes, api = cluster(ApiException(status=422))
+    kubernetes.refuses_health_label(replace(NODE, labels={eks.HEALTH_LABEL: eks.REPLACE_VALUE}))
+    assert api.calls[0][1][1] == {"metadata": {"labels": {eks.HEALTH_LABEL: "UnschedulablePendingReboot"}}}
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(400, RefusedError), (404, RefusedError), (500, UnavailableError)]
+)
+def test_a_dry_run_without_a_verdict_proves_nothing(cluster: Any, status: int, error: type) -> None:
+    """400: a webhook that knows no dry run; 404: the node is gone."""
+    kubernetes, _ = cluster(ApiException(status=status))
+    with pytest.raises(error):
+        kubernetes.refuses_health_label(NODE)

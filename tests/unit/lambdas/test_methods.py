@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from lambdas.adapters.node_label import LABEL, VALUE, NodeLabel
+from lambdas.adapters.eks import HEALTH_LABEL, REPLACE_VALUE
+from lambdas.adapters.node_label import NodeLabel
 from lambdas.domain.errors import ConflictError, OutcomeUnknownError, RefusedError, UnavailableError
 from lambdas.domain.incident import Incident, State
 from lambdas.ports import ClusterFacts, KubeNode, KubePod, ReplaceAnswer
@@ -81,8 +82,8 @@ def labelled(node: KubeNode | None, error: Exception | None = None) -> tuple[Any
 def test_the_label_is_that_label_with_that_value() -> None:
     labeller, kubernetes = labelled(KubeNode(NODE, "u", "1", True, {}, {}))
     assert labeller.replace(SUSPECT) == ReplaceAnswer(accepted=True)
-    assert kubernetes.labels == [{LABEL: VALUE}]
-    assert VALUE == "UnschedulablePendingReplacement"
+    assert kubernetes.labels == [{HEALTH_LABEL: REPLACE_VALUE}]
+    assert REPLACE_VALUE == "UnschedulablePendingReplacement"
 
 
 @pytest.mark.parametrize(
