@@ -155,6 +155,7 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
     "request_approval": (
         Allow("sns", ("Publish", "ListSubscriptionsByTopic"), at=(Place.TOPIC,)),
         ROWS,
+        HISTORY,
         _rows("GetItem", "PutItem", "UpdateItem", of=(Place.APPROVALS,)),
         SWITCHES,  # whoever ends at a human in observe mode was only observed
         NEWS,

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
+from training_agent.contract import Alarm
+
 from .errors import NeedsHumanError
 from .incident import Action, Incident
 from .times import moment
@@ -23,6 +25,7 @@ __all__ = [
     "ApprovalState",
     "Fact",
     "Link",
+    "Past",
     "hash_of",
     "require_approved",
 ]
@@ -56,8 +59,18 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """An earlier incident of this instance or GPU."""
+
+    at: str  # UTC
+    subject: str  # "instance" or "GPU"
+    row: str  # of the decision table
+    incident_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Approval:
-    """The row without its task token."""
+    """The row without its task token; all that the page shows, which reads nothing else."""
 
     approval_id: str  # "<incident id>-<number of the question>"; links point at it by their own hash
     incident_id: str
@@ -76,6 +89,12 @@ class Approval:
     decided_at: str | None = None
     decided_by: str = ""
     job_uid: str = ""  # of a held job, which has no instance
+    row: str = ""  # of the decision table; "" in rows of the version before, as everything below
+    alarm: Alarm | None = None  # the evidence itself, as bound by `evidence_hash`
+    ranks: tuple[int, ...] = ()  # accused
+    history: tuple[Past, ...] = ()  # newest first
+    command: str = ""  # the deep health check that only a human may start
+    synthetic: bool = False  # a fire drill
 
     @property
     def typed_value(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from training_agent.contract import Alarm, Mode
 
-from ..domain import messages
+from ..domain import mails, messages
 from ..domain.approval import Approval, ApprovalState, Fact
 from ..domain.decision_table import ROWS
 from ..domain.errors import HaltedError, PermanentError, PipelineError
@@ -64,11 +64,11 @@ def tell(needs: Speaker, incident_id: str, seen: Any) -> StepResult:
             if told is not None and told.state is EffectState.RESULT:
                 return StepResult("told", "a human was told before")
         effect = needs.incidents.effect(incident.id, effect_name(incident.tries.get("refused", 0)))
-        subject, body = messages.notice_mail(
+        subject, body = mails.notice_mail(
             incident,
             lines(needs, incident, alarm_of(needs.incidents, incident)),
             reason,
-            observed=closing is State.OBSERVED,
+            closing,
             issued=effect is not None and not effect.result.startswith(REFUSED),
         )
         story = _send_to_all(needs, subject, body)
@@ -104,9 +104,10 @@ def timed_out(needs: Speaker, incident_id: str) -> StepResult:
     incident = needs.incidents.get(incident_id)
     approval_id = incident.approval_id
     if approval_id and needs.approvals.get(approval_id) is not None:
-        if needs.approvals.end(approval_id, ApprovalState.EXPIRED):
-            return _escalate(needs, incident)
+        ended = needs.approvals.end(approval_id, ApprovalState.EXPIRED)
         approval = needs.approvals.get(approval_id)
+        if ended and approval is not None:
+            return _escalate(needs, incident, approval)
         if approval is not None and approval.decided:
             return _decided(needs, incident, approval, "answered just in time")
     return StepResult("expired", SILENCE)
@@ -118,7 +119,7 @@ def _decided(needs: Speaker, incident: Incident, approval: Approval, how: str) -
     echo = f"echo:{approval.approval_id}"
     try:
         if needs.incidents.intend(incident.id, echo, needs.clock.now()):
-            told = _send_to_all(needs, *messages.decision_mail(incident, approval))
+            told = _send_to_all(needs, *mails.decision_mail(incident, approval))
             needs.incidents.conclude(incident.id, echo, told, needs.clock.now())
             story = f"{story}; {told}"
     except PipelineError as e:  # the decision counts, whoever hears of it
@@ -127,10 +128,9 @@ def _decided(needs: Speaker, incident: Incident, approval: Approval, how: str) -
     return StepResult(approval.outcome, story)
 
 
-def _escalate(needs: Speaker, incident: Incident) -> StepResult:
+def _escalate(needs: Speaker, incident: Incident, approval: Approval) -> StepResult:
     try:
-        facts = lines(needs, incident, alarm_of(needs.incidents, incident))
-        told = _send_to_all(needs, *messages.expired_mail(incident, facts))
+        told = _send_to_all(needs, *mails.expired_mail(incident, approval))
     except PipelineError as e:
         told = f"the escalation could not be sent: {e}"
     needs.incidents.audit(incident.id, "approval expired", told, needs.clock.now())

@@ -11,10 +11,10 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
-from training_agent.contract import Alarm
+from training_agent.contract import Alarm, gpu_subject, instance_subject
 
-from ..domain import messages
-from ..domain.approval import Action, Approval, ApprovalState, Link, hash_of
+from ..domain import mails, messages
+from ..domain.approval import Action, Approval, ApprovalState, Link, Past, hash_of
 from ..domain.errors import NeedsHumanError, NoApproverError
 from ..domain.incident import Incident, State
 from ..domain.times import stamp
@@ -22,6 +22,8 @@ from ..ports import Approvals, Bus, Clock, Controls, Incidents, Mail
 from ..settings import RequestApprovalSettings
 from . import notices
 from .outcome import StepResult, alarm_of, record
+
+MAX_HISTORY = 20  # lines of the page
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ def _ask(needs: Needs, incident_id: str, task_token: str) -> StepResult:
         return StepResult("asked", f"the standing question is {standing.state.value}")
     missing = [a for a in approvers if not approval.mailed_to(a)]
     for approver in missing:
-        subject, body = messages.approval_mail(incident, approval, _way(needs, approval, approver))
+        way, url = _way(needs, approval, approver), needs.settings.review_url.rstrip("/")
+        subject, body = mails.approval_mail(incident, approval, way, url)
         needs.mail.send(approver, subject, body)
         needs.approvals.mark_mailed(approval.approval_id, approver)
     needs.incidents.audit(incident.id, "mail", f"review requested from {len(missing)}", needs.clock.now())
@@ -80,14 +83,14 @@ def _has_subject(incident: Incident) -> bool:
     return incident.instance_id is not None or incident.asking is Action.RELEASE
 
 
-def _way(needs: Needs, approval: Approval, approver: str) -> str:
+def _way(needs: Needs, approval: Approval, approver: str) -> tuple[str, ...]:
     """A link of 256 random bits, of which only the hash is kept; or the route when links are off."""
     base = needs.settings.review_url.rstrip("/")
     if not needs.settings.approval_links:
-        return messages.signed_way(f"{base}/incidents/{approval.incident_id}/decision")
+        return mails.signed_way(f"{base}/incidents/{approval.incident_id}/decision")
     secret = secrets.token_urlsafe(32)
     needs.approvals.add_link(hash_of(secret), Link(approval.approval_id, approver))
-    return messages.link_way(f"{base}/review/{secret}")
+    return mails.link_way(f"{base}/review/{secret}")
 
 
 def _approval(needs: Needs, incident: Incident, alarm: Alarm) -> Approval:
@@ -105,4 +108,29 @@ def _approval(needs: Needs, incident: Incident, alarm: Alarm) -> Approval:
         facts=notices.lines(needs, incident, alarm),
         warnings=messages.warnings(incident, needs.settings.replacement_budget_percent),
         job_uid=incident.job.uid,
+        row=incident.decision_row or "",
+        alarm=alarm,
+        ranks=incident.ranks,
+        history=_history(needs.incidents, incident),
+        command=mails.check_of(incident),
+        synthetic=incident.synthetic,
     )
+
+
+def _history(incidents: Incidents, incident: Incident) -> tuple[Past, ...]:
+    """Earlier incidents of the instance and of its accused GPUs, which outlive it; newest first."""
+    subjects = [
+        (kind, subject)
+        for t in incident.targets
+        for kind, subject in (
+            ("instance", instance_subject(t.instance_id)),
+            *(("GPU", gpu_subject(g)) for g in t.gpu_uuids),
+        )
+    ]
+    found = {
+        (e.at, kind, e.what, e.incident_id)
+        for kind, subject in subjects
+        for e in incidents.history(subject)
+        if e.incident_id != incident.id
+    }
+    return tuple(Past(*entry) for entry in sorted(found, reverse=True)[:MAX_HISTORY])

@@ -111,7 +111,7 @@ def test_a19_an_unknown_outcome_that_never_shows_ends_with_a_human(
     driver.play(approved, "replace")
     assert driver.world.incidents.get(approved.id).state is State.REPLACEMENT_DEGRADED
     assert calls(driver) == 1
-    assert "look at the cluster" in " ".join(driver.world.mail.sent[-1][2].split())
+    assert "Look at the cluster before you act" in " ".join(driver.world.mail.sent[-1][2].split())
     assert not driver.world.controls.locks
 
 
