@@ -1,8 +1,10 @@
 """`make mutants`: is each guarantee held by the test that says so?
 
-In: `mutants.json`, one entry per guarantee: the guard's exact text, what takes its place, the test that must
-then fail. Each guard is disabled in a copy of the tracked files, one at a time. Out: exit code 1 when a test
-survives, when a guard's text is not there exactly once (the table is stale), or when a test fails unmutated.
+In: `mutants.json`, one entry per guarantee (and per threat whose guard is no guarantee's): the guard's exact
+text, what takes its place, the test that must then fail. Each guard is disabled in a temporary copy, one at
+a time, so that an interrupted run leaves the working tree as it was. Out: exit code 1 when a test survives,
+does not end or cannot run, when a guard's text is not there exactly once (the table is stale), or when a
+test fails unmutated.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).with_name("mutants.json")
 TIMEOUT_S = 600
+UNSHRUNK = "SDC_UNSHRUNK"  # tells the model-based test that the first failure will do
 
 
 @dataclass(frozen=True)
@@ -55,40 +59,56 @@ def copy_of_sources(folder: Path) -> Path:
     return folder
 
 
-def passes(folder: Path, tests: list[str]) -> bool:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=TIMEOUT_S)
-    if run.returncode not in (0, 1):  # nothing collected, or pytest itself failed: that proves nothing
-        raise SystemExit(
-            f"{' '.join(tests)}: pytest ended with {run.returncode}\n{run.stdout.decode()[-2000:]}"
-        )
-    return run.returncode == 0
+def run(folder: Path, tests: list[str]) -> str:
+    """ "passed", "failed" (an assertion or an exception of the test itself), or what else came of them."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", UNSHRUNK: "1"}
+    try:
+        ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return f"did not end within {TIMEOUT_S} s"
+    if ended.returncode == 0:
+        return "passed"
+    printed = ended.stdout.decode(errors="replace")
+    if ended.returncode == 1 and re.search(r"^FAILED ", printed, re.M):
+        return "failed"
+    return f"pytest ended with {ended.returncode}, and no test failed by itself:\n{printed[-2000:]}"
+
+
+def judged(folder: Path, mutant: Mutant) -> str:
+    """Why the guarantee is not held, or ""; the copy is put back whatever happens."""
+    path = folder / mutant.file
+    before = path.read_text(encoding="utf-8")
+    path.write_text(before.replace(mutant.find, mutant.replace), encoding="utf-8")
+    try:
+        became = run(folder, [mutant.test])
+    finally:
+        path.write_text(before, encoding="utf-8")
+    return {"failed": "", "passed": f"SURVIVED {mutant.test}"}.get(
+        became, f"UNCLEAR  {mutant.test}: {became}"
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("names", nargs="*", help="G1 G2 ...: only these")
+    parser.add_argument("names", nargs="*", help="G1 G2 T6 ...: only these")
     parser.add_argument("--skip-baseline", action="store_true", help="do not run the unmutated tests first")
     chosen = parser.parse_args()
     table = [m for m in mutants() if not chosen.names or m.guarantee.split()[0] in chosen.names]
-    bad = [f"STALE    {m.guarantee}: {reason}" for m in table if (reason := stale(m))]
+    bad = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = copy_of_sources(Path(temporary))
-        if not chosen.skip_baseline and not passes(folder, sorted({m.test for m in table})):
-            raise SystemExit("the tests fail without any mutant: nothing can be said")
+        if not chosen.skip_baseline:
+            unmutated = run(folder, sorted({m.test for m in table}))
+            if unmutated != "passed":
+                raise SystemExit(f"without any mutant the tests have {unmutated}: nothing can be said")
         for mutant in table:
-            if stale(mutant):
-                continue
-            path = folder / mutant.file
-            before = path.read_text(encoding="utf-8")
-            path.write_text(before.replace(mutant.find, mutant.replace), encoding="utf-8")
-            survived = passes(folder, [mutant.test])
-            path.write_text(before, encoding="utf-8")
-            sys.stdout.write(f"{'SURVIVED' if survived else 'killed  '} {mutant.guarantee}\n")
+            reason = stale(mutant, folder)
+            reason = f"STALE    {reason}" if reason else judged(folder, mutant)
+            bad += [f"{mutant.guarantee}: {reason}"] * bool(reason)
+            sys.stdout.write(f"{reason.split()[0] if reason else 'killed':8} {mutant.guarantee}\n")
             sys.stdout.flush()
-            bad += [f"SURVIVED {mutant.guarantee}: {mutant.test}"] if survived else []
-    sys.stdout.write("\n".join([*bad, f"{len(table) - len(bad)} of {len(table)} guarantees are held"]) + "\n")
+    sys.stdout.write("\n".join([*bad, f"{len(table) - len(bad)} of {len(table)} are held"]) + "\n")
     return 1 if bad else 0
 
 

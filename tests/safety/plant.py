@@ -147,9 +147,13 @@ class Plant(Driver):
         return builder.alarm(*findings, seats=job.seats, **{**now, **window, **changes})
 
     # functions and queues
+    def function(self, logical_id: str) -> str:
+        """Name of a deployed function."""
+        return self._functions[logical_id]
+
     def call(self, logical_id: str, payload: dict[str, Any]) -> dict[str, Any]:
         """Invoke a deployed function for the state machine."""
-        name = self._functions[logical_id]
+        name = self.function(logical_id)
         self.wires.enter(name, str(payload.get("incident_id", "")))
         answer: dict[str, Any] = getattr(handlers, name)(payload, CONTEXT)
         return answer
@@ -245,10 +249,18 @@ class Plant(Driver):
                 self.world.clock.at = max(self.world.clock.at, until)
                 return
             self.world.clock.at = max(self.world.clock.at, min(dues))
-            while self._agenda and self._agenda[0][0] <= self.world.clock.at:
-                heapq.heappop(self._agenda)[2]()
+            self._do_what_is_due()
             self.machine.expire()
             self.pump()
+
+    def tick(self, delta: timedelta) -> None:
+        """Let time pass in the world alone, for whoever walks the state machine by other means."""
+        self.world.clock.at += delta
+        self._do_what_is_due()
+
+    def _do_what_is_due(self) -> None:
+        while self._agenda and self._agenda[0][0] <= self.world.clock.at:
+            heapq.heappop(self._agenda)[2]()
 
     def until(self, state: str, incident_id: str, within: timedelta = timedelta(days=1)) -> bool:
         """Advance until the incident's execution waits in a state."""

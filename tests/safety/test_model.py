@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
+
+from tests.mutants.run import UNSHRUNK
 
 from .asl import Definition
 from .model import PipelineModel
 from .test_single_faults import record_sites
 from .wires import Site
 
+# Whoever only asks whether it fails (`make mutants`) does not wait for the shortest story.
+PHASES = [Phase.generate] if UNSHRUNK in os.environ else [Phase.generate, Phase.shrink]
 ANY = settings(
-    deadline=None, derandomize=True, database=None, print_blob=False, suppress_health_check=list(HealthCheck)
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=False,
+    suppress_health_check=list(HealthCheck),
+    phases=PHASES,
 )
 
 

@@ -15,8 +15,10 @@ from tests.events import builder
 from tests.unit.lambdas.drive import CONTEXT
 
 from .asl import Definition
+from .machine import Killed
 from .plant import Plant
 from .threads import THREADS, interference, together, unshared
+from .wires import Fault, Plan, Site
 
 ROUNDS, SOAK_ROUNDS = 20, 200
 ENDS = {Answer.APPROVE: "REPLACED", Answer.KEEP: "REJECTED_KEPT", Answer.RELEASE: "REJECTED_RELEASED"}
@@ -77,6 +79,20 @@ def eight_calls_of_replace_call_hyperpod_once(plant: Plant, seed: int) -> None:
     assert not plant.open_incidents()
 
 
+def eight_calls_after_one_that_died_call_hyperpod_once(plant: Plant, seed: int) -> None:
+    """The row says REPLACING already, so that only the INTENT stands between two calls."""
+    incident_id = asked(plant)
+    assert plant.human(incident_id, "approve") == 200
+    plant.wires.plans = [Plan(Site("replace", "controls.read", "permit"), Fault.CRASH_AFTER)]
+    with pytest.raises(Killed):
+        call(plant, "replace", incident_id)
+    with interference(plant, seed):
+        together([partial(call, plant, "replace", incident_id)] * THREADS)
+    assert plant.watch.calls["cluster.replace"] == 1
+    settle(plant)
+    assert not plant.open_incidents()
+
+
 def approve_reject_and_expiry_have_one_outcome(plant: Plant, seed: int) -> None:
     incident_id = asked(plant)
     posts = [partial(plant.human, incident_id, d) for d in ("approve", "keep", "release")]
@@ -121,6 +137,7 @@ RACES = {
         eight_deliveries_open_one_incident,
         eight_alarms_on_one_instance_leave_one_open,
         eight_calls_of_replace_call_hyperpod_once,
+        eight_calls_after_one_that_died_call_hyperpod_once,
         approve_reject_and_expiry_have_one_outcome,
         two_incidents_share_the_last_slot,
     )

@@ -14,17 +14,21 @@ from tests.events import builder
 from training_agent.contract import Check, Finding, FindingKind, SecondConfirmation, Verdict
 
 from .asl import Definition
+from .fleet import JobRun
 from .plant import Plant
 
 DAYS = timedelta(days=3)
 
 
-def pair(rank: int, verdict: Verdict, second: SecondConfirmation | None = None) -> Callable[[Plant], Finding]:
-    return lambda p: builder.pair(rank, verdict, p.jobs[0].seats, second)
+Made = Callable[[JobRun], Finding]
 
 
-def unnamed(kind: FindingKind, first: int = 2, last: int = 4, **more: Any) -> Callable[[Plant], Finding]:
-    return lambda p: Finding(kind, involved=p.jobs[0].seats[first:last], **more)
+def pair(rank: int, verdict: Verdict, second: SecondConfirmation | None = None) -> Made:
+    return lambda j: builder.pair(rank, verdict, j.seats, second)
+
+
+def unnamed(kind: FindingKind, first: int = 2, last: int = 4, **more: Any) -> Made:
+    return lambda j: Finding(kind, involved=j.seats[first:last], **more)
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Case:
     """How a row is reached; `asks` says whether a person is asked before anything is destroyed."""
 
     row: str
-    finding: Callable[[Plant], Finding]
+    finding: Made
     asks: bool
     otherwise: str = "HANDED_TO_HUMAN"  # the end when nobody is asked
     check: str = "pass"  # how a deep health check ends
@@ -43,10 +47,10 @@ class Case:
 CASES = {
     "S1": Case("S1", unnamed(FindingKind.SOFTWARE), asks=False, contained=False),
     "N0": Case("N0", unnamed(FindingKind.NONFINITE, 3, 4, reproduced=True), asks=False, contained=False),
-    "W1": Case("W1", lambda p: builder.weights(3, p.jobs[0].seats), asks=True),
+    "W1": Case("W1", lambda j: builder.weights(3, j.seats), asks=True),
     "W2": Case("W2", unnamed(FindingKind.WEIGHTS, 2, 6), asks=False),
-    "C1": Case("C1", lambda p: builder.culprit(3, p.jobs[0].seats), asks=True),
-    "C2": Case("C2", lambda p: builder.culprit(3, p.jobs[0].seats, majority=False), asks=True),
+    "C1": Case("C1", lambda j: builder.culprit(3, j.seats), asks=True),
+    "C2": Case("C2", lambda j: builder.culprit(3, j.seats, majority=False), asks=True),
     "V1": Case("V1", pair(3, Verdict.PERSISTENT), asks=True),
     "V2 passes": Case("V2", pair(3, Verdict.TRANSIENT), asks=False, otherwise="RELEASED", contained=False),
     "V2 fails": Case("V2", pair(3, Verdict.TRANSIENT), asks=True, check="fail"),
@@ -62,11 +66,11 @@ CASES = {
     "V4": Case("V4", pair(3, Verdict.UNATTRIBUTABLE), asks=False),
     "N1": Case(
         "N1",
-        lambda p: Finding(FindingKind.NONFINITE, rank=3, place=p.jobs[0].seats[3], reproduced=False),
+        lambda j: Finding(FindingKind.NONFINITE, rank=3, place=j.seats[3], reproduced=False),
         asks=False,
     ),
-    "R1": Case("R1", lambda p: Finding(FindingKind.REDUCED), asks=True, held=True),
-    "X0": Case("X0", lambda p: Finding(FindingKind.CULPRIT), asks=True, held=True),
+    "R1": Case("R1", lambda j: Finding(FindingKind.REDUCED), asks=True, held=True),
+    "X0": Case("X0", lambda j: Finding(FindingKind.CULPRIT), asks=True, held=True),
 }  # fmt: skip
 HELD = {"approve": "RELEASED", "keep": "REJECTED_KEPT", "release": "EXPIRED", "expire": "EXPIRED"}
 ANSWERS = {
@@ -75,6 +79,11 @@ ANSWERS = {
     "release": "REJECTED_RELEASED",
     "expire": "EXPIRED",
 }
+
+
+def expected_end(case: Case, answer: str) -> str:
+    """The terminal state that the table documents for this way into a row, and this answer."""
+    return (HELD if case.held else ANSWERS)[answer] if case.asks else case.otherwise
 
 
 @pytest.fixture
@@ -93,7 +102,7 @@ def test_each_row_and_answer_ends_where_the_table_says(plant: Plant, name: str, 
     case = CASES[name]
     suspect = plant.jobs[0].instances[1]
     plant.world.cluster.check_ends = case.check  # type: ignore[attr-defined]
-    (incident,) = plant.alarm(plant.alarm_of(case.finding(plant), check=Check.REPLAY))
+    (incident,) = plant.alarm(plant.alarm_of(case.finding(plant.jobs[0]), check=Check.REPLAY))
     plant.pump()
     plant.advance(timedelta(hours=12), lambda: incident.id in plant.waiting())
     assert (incident.id in plant.waiting()) is case.asks
@@ -103,7 +112,7 @@ def test_each_row_and_answer_ends_where_the_table_says(plant: Plant, name: str, 
     plant.later(timedelta(hours=1), plant.job_returns)
     plant.advance(DAYS)
     end = plant.incident(incident.id)
-    expected = (HELD if case.held else ANSWERS)[answer] if case.asks else case.otherwise
+    expected = expected_end(case, answer)
     assert end.state.value == expected, plant.execution(incident.id)
     assert end.decided_rows[-1] == case.row
     assert plant.execution(incident.id).status == "SUCCEEDED"

@@ -11,7 +11,7 @@ from infra.bundling import ROOT
 from tests.mutants.run import Mutant, mutants, stale
 
 DOC = (ROOT / "docs" / "safety.md").read_text(encoding="utf-8")
-NODE_IDS = sorted(set(re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", DOC)))
+NODE_IDS = sorted(set(re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)(?:\[\w+\])?`", DOC)))
 
 
 @pytest.mark.parametrize("node_id", NODE_IDS)

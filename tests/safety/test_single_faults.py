@@ -124,16 +124,24 @@ def _end(plant: Plant) -> None:
     plant.advance(LONG)
 
 
-def record_sites(definition: Definition) -> dict[Site, str]:
-    """Site -> the first story that goes past it."""
-    found: dict[Site, str] = {}
+def record_stories(definition: Definition) -> dict[str, list[Site]]:
+    """Story -> the sites that it goes past."""
+    found: dict[str, list[Site]] = {}
     for name in STORIES:
         with pytest.MonkeyPatch.context() as patched:
             plant = Plant(patched, definition)
             STORIES[name](plant)
             assert plant.violations() == [] and not plant.dead_letters
-            for site in plant.wires.sites:
-                found.setdefault(site, name)
+            found[name] = sorted(plant.wires.sites)
+    return found
+
+
+def record_sites(definition: Definition) -> dict[Site, str]:
+    """Site -> the first story that goes past it."""
+    found: dict[Site, str] = {}
+    for name, sites in record_stories(definition).items():
+        for site in sites:
+            found.setdefault(site, name)
     return found
 
 
@@ -145,6 +153,22 @@ def recorded(definition: Definition) -> dict[Site, str]:
 def test_the_number_of_call_sites_is_known(recorded: dict[Site, str]) -> None:
     listing = "\n".join(map(str, sorted(recorded)))
     assert len(recorded) == SITES, f"a call was added or taken away:\n{listing}"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("fault", Fault)
+def test_soak_any_single_fault_in_every_story(definition: Definition, fault: Fault) -> None:
+    """Not in the first story alone that goes past a site, and at its first and its second call."""
+    failures: list[str] = []
+    for story, sites in record_stories(definition).items():
+        for site, spared in ((site, spared) for site in sites for spared in (0, 1)):
+            with pytest.MonkeyPatch.context() as patched:
+                plant = Plant(patched, definition)
+                plant.wires.plans.append(Plan(site, fault, spared))
+                STORIES[story](plant)
+                failures += [f"{site}, call {spared + 1} ({story}): {text}" for text in unsafe(plant)]
+    assert not failures, "\n".join(failures)
 
 
 @pytest.mark.parametrize("fault", Fault)
@@ -162,11 +186,24 @@ def test_any_single_fault_leads_to_a_safe_or_correct_end(
     assert not failures, "\n".join(failures)
 
 
+def test_a_gate_that_was_taken_is_freed_when_nothing_can_be_written_after_it(definition: Definition) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        plant = Plant(patched, definition)
+        plan = Plan(Site("locate", "incidents.save", "record"), Fault.DENIED, spared=1)
+        plant.wires.plans.append(plan)
+        silence(plant)
+        assert wrong(plant, plan) == []
+        assert [i.state for i in plant.world.incidents.rows.values()] == [State.HANDED_TO_HUMAN]
+
+
 def wrong(plant: Plant, plan: Plan) -> list[str]:
     """What is neither safe nor correct after a fault."""
+    return [*unsafe(plant), *([] if plan.struck else ["the fault found no call"])]
+
+
+def unsafe(plant: Plant) -> list[str]:
+    """What must not be, whatever failed."""
     found = list(plant.violations())
-    if not plan.struck:
-        found.append("the fault found no call")
     if plant.watch.calls["cluster.replace"] > 1:
         found.append("BatchReplaceClusterNodes was called more than once")
     for incident in plant.world.incidents.rows.values():

@@ -53,14 +53,20 @@ ONE_ATTEMPT = (
 
 @dataclass
 class Plan:
-    """Which site fails, how, and whether it has struck."""
+    """Which site fails, how, after how many calls that went well, and whether it has struck."""
 
     site: Site
     fault: Fault
+    spared: int = 0
     struck: int = 0
 
     def strikes(self, site: Site) -> bool:
-        return site == self.site and (self.fault in LASTING or self.struck == 0)
+        if site != self.site:
+            return False
+        if self.spared:
+            self.spared -= 1
+            return False
+        return self.fault in LASTING or self.struck == 0
 
 
 def strike(plan: Plan, run: Callable[[], Any]) -> Any:

@@ -57,6 +57,19 @@ def test_one_check_per_cluster_at_a_time(driver: Driver, decided: Incident) -> N
     assert driver.world.cluster.calls == [("check", SUSPECT)]
 
 
+def test_a_check_that_outlived_its_incident_or_that_somebody_started_is_waited_for(
+    driver: Driver, decided: Incident
+) -> None:
+    """The lock knows our own incidents only; the cluster says what really runs."""
+    other = builder.INSTANCES[0]
+    driver.world.cluster.set_status(other, "DeepHealthCheckInProgress")
+    assert driver.step("confirm", decided)["outcome"] == "waiting"
+    assert driver.world.cluster.calls == [] and not driver.world.controls.locks
+    driver.world.cluster.set_status(other, "Running")
+    assert driver.step("confirm", decided)["outcome"] == "waiting"
+    assert driver.world.cluster.calls == [("check", SUSPECT)]
+
+
 @pytest.mark.parametrize(
     "control", [Control(None, kill_switch=True), Control(Mode.CONTAIN, kill_switch=False)]
 )
