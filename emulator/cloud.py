@@ -7,8 +7,9 @@
 
 Real: the template's state machine, event patterns, tables, queues, functions, routes. Played: Lambda (a
 process per function), HyperPod, Kubernetes, e-mail, time (delays and Wait states shrink by `time_scale`;
-the functions' own clocks and callback timeouts do not). Not played: permissions, alarms on metrics,
-schedules.
+the functions' own clocks and callback timeouts do not). Functions are held
+to their roles' statements, their calls of Kubernetes to its rules. Not played: policies of resources, alarms
+on metrics, schedules.
 """
 
 from __future__ import annotations

@@ -79,6 +79,8 @@ class HttpFront:
             answer = _message(413, "Request Entity Too Large")
         else:
             route, parameters = found
+            if not route.permitted:
+                return _message(500, "Internal Server Error")
             event = payload(route, parameters, method, target, headers, body, api_id=self.api_id)
             answer = translate(self._invoke(route.function, event))
         self.exchanges.append(Exchange(method, path, answer.status))

@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any
 
 from .kubernetes import KubernetesState
-from .names import GPU_UUIDS_ANNOTATION, arn
+from .names import GPU_UUIDS_ANNOTATION, arn, cluster_id_of
 from .timers import Timers
 
 HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
@@ -126,8 +126,7 @@ class HyperPod:
         self._gpus_per_node = gpus_per_node
         self._replaced: list[tuple[str, str]] = []
         self.group, self.instance_type, self.target_count = "workers", instance_type, size
-        cluster_id = "".join(self._random.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=12))
-        self.arn = arn("sagemaker", f"cluster/{cluster_id}")
+        self.arn = arn("sagemaker", f"cluster/{cluster_id_of(name)}")
         self.eks_name = eks_name  # HyperPod's name is not the EKS name, and code must not assume it
         self.eks_arn = arn("eks", f"cluster/{self.eks_name}")
         self.created = datetime.now(timezone.utc)

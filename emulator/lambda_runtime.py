@@ -3,7 +3,7 @@ state machine, the queues, the HTTP front, boto3. Out: payloads or errors as AWS
 
 A process holds exactly the variables that the template gives its function, and what the Lambda service adds
 (region, credentials, function name; here also the endpoint). What it prints goes to <folder>/<logical
-id>.log.
+id>.log; what it asked of AWS, once for each kind of request, to <logical id>.requests.jsonl.
 """
 
 from __future__ import annotations
@@ -128,9 +128,14 @@ class Worker:
             return self._connection
         self._kill()
         ours, theirs = socket.socketpair()
+        role = self._folder / f"{self.function.logical_id}.role.json"
+        role.write_text(json.dumps(self.function.statements))
         with theirs, (self._folder / f"{self.function.logical_id}.log").open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "emulator.lambda_worker", str(theirs.fileno()), self.function.handler],
+                [
+                    *(sys.executable, "-m", "emulator.lambda_worker", str(theirs.fileno())),
+                    *(self.function.handler, str(role)),
+                ],
                 env=self.environment(),
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,

@@ -1,7 +1,8 @@
 """One Lambda function in its own process. In: events as JSON on a socket. Out: what the Python runtime
 answers.
 
-Started by `lambda_runtime` as ``python -m emulator.lambda_worker FD HANDLER``; ends when the socket closes.
+Started by `lambda_runtime` as ``python -m emulator.lambda_worker FD HANDLER ROLE``; ends when the socket
+closes. A call that the role does not allow is denied here, before it is sent, with the service's error.
 Errors are reported as AWS's runtime does: errorType is the class name, so that Retry and Catch match by it.
 """
 
@@ -16,8 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from . import iam
 
 Handler = Callable[[Any, Any], Any]
 
@@ -108,9 +112,38 @@ def _number(value: Any) -> Any:
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
-def main(descriptor: int, handler_name: str) -> None:
+def guard(role: Path) -> None:
+    """Hold every boto3 call of this process to the role's statements, and note each new kind of request.
+
+    Raises: NotImplementedError: from the call, for one that `iam` cannot judge.
+    """
+    statements = json.loads(role.read_text())
+    if not statements:
+        return  # a test's own function
+    import boto3
+    from botocore.exceptions import ClientError
+
+    boto3.setup_default_session()
+    notes, seen = role.with_name(role.name.replace(".role.json", ".requests.jsonl")), set()
+
+    def judge(params: dict[str, Any], model: Any, **_: Any) -> None:
+        for request in iam.requests_of(model.service_model.signing_name, model.name, params):
+            if iam.allowing(statements, request) is None:
+                text = f"not authorized to perform {request.action} on {request.resource}"
+                raise ClientError({"Error": {"Code": "AccessDeniedException", "Message": text}}, model.name)
+            if request.key not in seen:
+                seen.add(request.key)
+                entry = {"call": [model.service_model.service_name, model.name], "parameters": params}
+                with notes.open("a") as file:
+                    file.write(json.dumps({**request.plain(), **entry}, default=str) + "\n")
+
+    boto3.DEFAULT_SESSION.events.register("provide-client-params.*.*", judge)
+
+
+def main(descriptor: int, handler_name: str, role: Path) -> None:
     """Serve until the other side closes the socket."""
     connection = Connection(descriptor)
+    guard(role)
     handler: Handler | None = None
     failure: InitError | None = None
     try:
@@ -141,4 +174,4 @@ def main(descriptor: int, handler_name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

@@ -15,6 +15,11 @@ def arn(service: str, resource: str, *, region: str = REGION, account: str = ACC
     return f"arn:aws:{service}:{region}:{account}:{resource}"
 
 
+def cluster_id_of(name: str) -> str:
+    """The id in a HyperPod cluster's ARN: twelve characters that are not its name."""
+    return f"{name:0<12}"[:12]
+
+
 def function_name_of(name_or_arn: str) -> str:
     """Function name out of a name, an ARN, or an ARN with a qualifier."""
     parts = name_or_arn.split(":")

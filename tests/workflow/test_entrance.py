@@ -16,7 +16,7 @@ import pytest
 from emulator.cloud import LocalCloud
 from emulator.stack import Stack
 from emulator.template import TemplateError
-from tests.workflow.scenario import Scenario, until
+from tests.workflow.scenario import Scenario, fetch, until
 from training_agent.contract import Alarm, DetailType, encode, to_plain
 
 Template = dict[str, Any]
@@ -104,6 +104,43 @@ def test_without_the_queue_mapping_the_alarm_stays_in_the_queue(
         assert _waiting(cloud, stack, "AlarmQueue") == 1
 
 
+def test_without_the_permission_to_poll_the_template_does_not_load(
+    cloud: LocalCloud, template: Template
+) -> None:
+    """CreateEventSourceMapping asks for it, so that CloudFormation would fail as well."""
+
+    def edit(resources: Template) -> None:
+        _take_away(resources["IngestRole"], "sqs:ReceiveMessage")
+
+    with (
+        pytest.raises(TemplateError, match="permissions to call ReceiveMessage on SQS"),
+        cloud.another_stack(_edited(template, edit), prefix="no-poll-"),
+    ):
+        pass
+
+
+def test_without_the_permission_to_start_executions_nothing_starts(
+    cloud: LocalCloud, template: Template
+) -> None:
+    def edit(resources: Template) -> None:
+        _take_away(resources["IngestRole"], "states:StartExecution")
+
+    with cloud.another_stack(_edited(template, edit), prefix="no-start-") as stack:
+        _raise(cloud, stack)
+        until(lambda: _waiting(cloud, stack, "AlarmDeadLetters") or None, "the dead letter")
+        assert stack.executions() == []
+
+
+def test_without_the_permission_to_invoke_the_page_answers_500(cloud: LocalCloud, template: Template) -> None:
+    def edit(resources: Template) -> None:
+        for name in [n for n, r in resources.items() if r["Type"] == "AWS::Lambda::Permission"]:
+            del resources[name]
+
+    with cloud.another_stack(_edited(template, edit), prefix="no-invoke-") as stack:
+        assert fetch("GET", f"{stack.review_url}/review/{'0' * 64}").status == 500
+    assert fetch("GET", f"{cloud.review_url}/review/{'0' * 64}").status == 404
+
+
 def test_without_a_variable_the_function_fails_and_nothing_starts(
     cloud: LocalCloud, template: Template
 ) -> None:
@@ -136,6 +173,13 @@ def test_an_unbroken_second_stack_does_start(cloud: LocalCloud, template: Templa
     with cloud.another_stack(template, prefix="whole-") as stack:
         _raise(cloud, stack)
         assert len(until(lambda: stack.executions() or None, "an execution")) == 1
+
+
+def _take_away(role: Template, action: str) -> None:
+    for policy in role["Properties"]["Policies"]:
+        for statement in policy["PolicyDocument"]["Statement"]:
+            allowed = statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
+            statement["Action"] = [a for a in allowed if a != action]
 
 
 def _edited(template: Template, edit: Callable[[Template], None]) -> Template:

@@ -81,9 +81,7 @@ def test_an_empty_template_is_refused() -> None:
 
 
 def test_what_is_left_out_is_listed_by_name() -> None:
-    assert template({"Queue": QUEUE, "Role": {"Type": "AWS::IAM::Role"}}).left_out() == [
-        "AWS::IAM::Role Role"
-    ]
+    assert template({"Queue": QUEUE, "Role": {"Type": "AWS::KMS::Key"}}).left_out() == ["AWS::KMS::Key Role"]
 
 
 def test_a_prefix_keeps_two_stacks_apart() -> None:
