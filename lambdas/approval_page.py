@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hmac
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from . import deciding, wiring
+from . import deciding, ended, wiring
 from .deciding import Ended
 from .domain import messages
 from .domain.approval import Answer, Approval, ApprovalState, hash_of
 from .domain.errors import PipelineError
 from .observability import logger
-from .page import Response, page
+from .page import Response
 from .ports import Approvals, Callback, Clock
+from .review import mistake_in, review
 from .settings import ApprovalDecideSettings, ApprovalShowSettings
 
 Event = dict[str, Any]
@@ -50,7 +49,7 @@ def show(event: Event, context: Any) -> Event:
     needs = wiring.needs("approval_show", ShowNeeds)
     method = _method(event)
     if method not in ("GET", "HEAD"):
-        return page("plain.html", 405, title="Not allowed", text="This address answers GET only.").plain()
+        return ended.not_allowed("GET").plain()
     try:
         answer = _show(needs, event)
     except PipelineError as e:
@@ -63,7 +62,7 @@ def decide(event: Event, context: Any) -> Event:
     """POST: typed value and reason, single use by conditional write, then the callback."""
     needs = wiring.needs("approval_decide", DecideNeeds)
     if _method(event) != "POST":
-        return page("plain.html", 405, title="Not allowed", text="This address answers POST only.").plain()
+        return ended.not_allowed("POST").plain()
     try:
         return _decide(needs, event).plain()
     except PipelineError as e:
@@ -73,35 +72,28 @@ def decide(event: Event, context: Any) -> Event:
 def _show(needs: ShowNeeds, event: Event) -> Response:
     approval, _ = _find(needs, event)
     if approval is None:
-        return _unknown()
+        return ended.unknown()
     if approval.state is not ApprovalState.PENDING or approval.expired(needs.clock.now()):
-        return ENDED[Ended.USED if approval.decided else Ended.OVER]()
-    return page("review.html", 200, approval=approval)
+        return ended.over(approval, Ended.USED if approval.decided else Ended.OVER)
+    return review(approval)
 
 
 def _decide(needs: DecideNeeds, event: Event) -> Response:
     if not _same_origin(event):
-        return page(
-            "plain.html",
-            403,
-            title="Refused",
-            text="The form was not sent from its own page. Open the mailed link again; nothing was changed.",
-        )
+        return ended.refused()
     form = _form(event)
     approval, approver = _find(needs, event)
     if approval is None:
-        return _unknown()
-    ended = deciding.standing(approval, needs)
-    if ended is None:
-        mistake = _mistake(form, approval)
-        if mistake:
-            return page("review.html", 400, approval=approval, mistake=mistake, given=form)
+        return ended.unknown()
+    how = deciding.standing(approval, needs)
+    if how is None:
+        mistake = mistake_in(form, approval)
+        if mistake is not None:
+            return review(approval, mistake, form)
         reason = messages.one_line(form["reason"], MAX_REASON)
-        ended = deciding.decide(needs, approval, Answer(form["decision"]), reason, approver)
-    if ended is Ended.DELIVERED:
-        decided = needs.approvals.get(approval.approval_id)
-        return page("decided.html", 200, approval=decided or approval)
-    return ENDED[ended]()
+        how = deciding.decide(needs, approval, Answer(form["decision"]), reason, approver)
+    now = needs.approvals.get(approval.approval_id) or approval
+    return ended.recorded(now) if how is Ended.DELIVERED else ended.over(now, how)
 
 
 def _find(needs: ShowNeeds | DecideNeeds, event: Event) -> tuple[Approval | None, str]:
@@ -111,19 +103,6 @@ def _find(needs: ShowNeeds | DecideNeeds, event: Event) -> tuple[Approval | None
         return None, ""
     link = needs.approvals.link(hash_of(secret))
     return (needs.approvals.get(link.approval_id), link.approver) if link is not None else (None, "")
-
-
-def _mistake(form: dict[str, str], approval: Approval) -> str:
-    """One sentence about what to correct, "" when the form is complete."""
-    if form.get("decision") not in [a.value for a in approval.answers]:
-        return "Choose one of the answers."
-    typed, wanted = form.get("typed", "").strip().lower(), approval.typed_value.lower()
-    if not hmac.compare_digest(typed.encode(), wanted.encode()):
-        what = "instance id" if approval.instance_id else "job's uid"
-        return f"What you typed is not the last {len(wanted)} characters of the {what}; nothing was recorded."
-    if not form.get("reason", "").strip():
-        return "Give a reason; it is kept with the incident."
-    return ""
 
 
 def _same_origin(event: Event) -> bool:
@@ -158,30 +137,6 @@ def _method(event: Event) -> str:
     return str(((event.get("requestContext") or {}).get("http") or {}).get("method", "")).upper()
 
 
-def _unknown() -> Response:
-    return page("plain.html", 404, title="Unknown link", text="This link leads nowhere.")
-
-
-def _plain(status: int, title: str, text: str) -> Callable[[], Response]:
-    return lambda: page("plain.html", status, title=title, text=text)
-
-
-ENDED = {
-    Ended.USED: _plain(410, "Already used", "This link was used. Nothing was changed now."),
-    Ended.OVER: _plain(410, "Expired", "This link has expired. Nothing was changed."),
-    Ended.NOBODY_WAITS: _plain(
-        410,
-        "Expired",
-        "The incident no longer waits for it. Your answer was noted; nothing was changed by it.",
-    ),
-    Ended.NOT_DELIVERED: _plain(
-        503,
-        "Recorded, not delivered yet",
-        "Your answer is recorded. Send the form again in a minute to have it delivered.",
-    ),
-}
-
-
 def _trouble(error: PipelineError) -> Response:
     logger.error("page", extra={"reason": type(error).__name__})
-    return page("plain.html", 503, title="Try again", text="The page could not be read. Nothing was changed.")
+    return ended.trouble()

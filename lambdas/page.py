@@ -1,4 +1,8 @@
-"""Renders a page of the review: all escaped, no script, headers that keep it out of frames and caches."""
+"""Renders a page: all escaped, no script, headers that keep it out of frames and caches.
+
+In: a template's name and values. Out: a `Response`. Next: `review` fills the one page that asks, `ended` the
+pages that only tell.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,11 @@ HEADERS = {
 }
 
 _environment = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined
+    loader=jinja2.FileSystemLoader(TEMPLATES),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
 )
 _environment.filters["when"] = messages.when
 
@@ -54,6 +62,4 @@ class Response:
 
 def page(template: str, status: int, **values: Any) -> Response:
     """Render one template."""
-    values.setdefault("mistake", "")
-    values.setdefault("given", {})  # what was filled in before a mistake, shown again
     return Response(status, _environment.get_template(template).render(style=_STYLE_TAG, **values))
