@@ -9,13 +9,15 @@ tensors. int64 arithmetic wraps, which is what "modulo 2^64" asks for.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from .digest import BLOCK, GOLDEN, LENGTH, MIX_1, MIX_2, WORDS, key_block, mix
+from .digest import BLOCK, GOLDEN, LENGTH, MIX_1, MIX_2, SPLIT_WORDS, WORDS, key_block, mix
 
 _LOW = 0xFFFFFFFF
 _ALL = 0xFFFFFFFFFFFFFFFF
@@ -23,19 +25,18 @@ _TILE_BLOCKS = {"cpu": 64}  # 256K words: cache
 _TILE_BLOCKS_DEVICE = 1024  # 4M words: an accelerator pays for launches, not for temporaries of 32 MB
 
 
-def table(tensors: Sequence[Tensor], split_words: int) -> Tensor:
-    """Digest each tensor into a row."""
-    if not tensors:
-        return torch.zeros(0, WORDS, dtype=torch.int64)
-    home = tensors[0].device
-    out = torch.zeros(len(tensors), WORDS, dtype=torch.int64, device=home)
-    for device in dict.fromkeys(t.device for t in tensors):
-        rows = [i for i, t in enumerate(tensors) if t.device == device]
-        found = _one_device([bytes_of(tensors[i]) for i in rows], 4 * split_words)
-        if len(rows) == len(tensors):
-            return found
-        out[rows] = found.to(home)
-    return out
+def table(tensors: Sequence[Tensor], split_words: int = SPLIT_WORDS) -> Tensor:
+    """Digest each tensor into a row; at least one, all on one device."""
+    limit = 4 * split_words
+    raws = [bytes_of(t) for t in tensors]
+    if all(raw.numel() <= limit for raw in raws):
+        return _pieces(raws)
+    cut = [
+        (row, raw[i : i + limit])
+        for row, raw in enumerate(raws)
+        for i in range(0, max(raw.numel(), 1), limit)
+    ]
+    return joined(_pieces([piece for _, piece in cut]), [row for row, _ in cut])
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
@@ -49,23 +50,21 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return flat.view(torch.uint8)
 
 
-def _one_device(raws: Sequence[Tensor], limit: int) -> Tensor:
-    """Rows of byte tensors on one device; what is longer than `limit` bytes is digested piece by piece."""
-    if all(raw.numel() <= limit for raw in raws):
-        return _pieces(raws)
-    rows = []
-    for raw in raws:
-        row = _pieces([raw[i : i + limit] for i in range(0, max(raw.numel(), 1), limit)])
-        if len(row) > 1:
-            index = torch.arange(1, len(row) + 1, device=raw.device).unsqueeze(1)
-            row = _mixed(row ^ index * _signed(GOLDEN)).sum(0, keepdim=True)
-        rows.append(row)
-    return torch.cat(rows)
+def joined(table: Tensor, rows: Sequence[int]) -> Tensor:
+    """Rows of tensors from rows of their pieces; `rows` says, ascending, whose each piece is."""
+    pieces, numbers = Counter(rows), [n + 1 for _, same in groupby(rows) for n, _ in enumerate(same)]
+    facts = torch.tensor([[row, n, pieces[row]] for row, n in zip(rows, numbers, strict=True)]).to(
+        table.device
+    )
+    index, number, count = facts.unbind(1)
+    salted = _mixed(table ^ number.unsqueeze(1) * signed(GOLDEN))
+    out = torch.zeros(len(pieces), WORDS, dtype=torch.int64, device=table.device)
+    return out.index_add_(0, index, torch.where(count.unsqueeze(1) == 1, table, salted))
 
 
 def _pieces(raws: Sequence[Tensor]) -> Tensor:
     device = raws[0].device
-    out = torch.tensor([[0, 0, _signed(mix(raw.numel() ^ LENGTH))] for raw in raws], device=device)
+    out = torch.tensor([[0, 0, signed(mix(raw.numel() ^ LENGTH))] for raw in raws], device=device)
     tails: list[_Tail] = []
     step = _TILE_BLOCKS.get(device.type, _TILE_BLOCKS_DEVICE)
     largest = max(raw.numel() for raw in raws) // (4 * BLOCK)
@@ -115,7 +114,7 @@ def _tile(tile: Tensor, first: int, scratch: _Scratch) -> Tensor:
     pairs = torch.add(tile, constants.keys, out=keyed).view(torch.int64)
     torch.bitwise_right_shift(pairs, 32, out=high).bitwise_and_(_LOW)
     nh = pairs.bitwise_and_(_LOW).mul_(high).sum(1)
-    h = _mixed(nh ^ (index + 1) * _signed(GOLDEN)).sum()
+    h = _mixed(nh ^ (index + 1) * signed(GOLDEN)).sum()
     return torch.stack([per_block.sum(), s2, h])
 
 
@@ -133,7 +132,7 @@ def _add_tails(out: Tensor, tails: Sequence[_Tail]) -> None:
     s2 = (wide * constants.positions).sum(1) + s1 * index * BLOCK
     there = constants.positions[::2] <= lengths.unsqueeze(1)
     nh = (_products(padded) * there).sum(1)
-    h = _mixed(nh ^ (index + 1) * _signed(GOLDEN))
+    h = _mixed(nh ^ (index + 1) * signed(GOLDEN))
     out.index_add_(0, rows, torch.stack([s1, s2, h], dim=1))
 
 
@@ -158,13 +157,13 @@ def _constants(device: torch.device) -> _Constants:
     return _Constants(device)
 
 
-def _signed(x: int) -> int:
+def signed(x: int) -> int:
     """The same 64 bits read as int64."""
     return x - 2**64 if x >= 2**63 else x
 
 
 def _mixed(x: Tensor) -> Tensor:
     """`digest.mix` on int64; the mask makes the arithmetic shift a logical one."""
-    x = (x ^ ((x >> 30) & (_ALL >> 30))) * _signed(MIX_1)
-    x = (x ^ ((x >> 27) & (_ALL >> 27))) * _signed(MIX_2)
+    x = (x ^ ((x >> 30) & (_ALL >> 30))) * signed(MIX_1)
+    x = (x ^ ((x >> 27) & (_ALL >> 27))) * signed(MIX_2)
     return x ^ ((x >> 31) & (_ALL >> 31))
