@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 REPLACEMENT_TAKES = timedelta(minutes=25)
 CHECK_TAKES = timedelta(minutes=45)
+FEWEST = 3  # nodes that a plant keeps
 
 
 @dataclass
@@ -57,8 +58,26 @@ class PlantCluster(FakeCluster):
     def replace(self, instance_id: str) -> ReplaceAnswer:
         answer = super().replace(instance_id)
         if answer.accepted:
-            self._plant.later(REPLACEMENT_TAKES, lambda: self._plant.swap(instance_id))
+            self._plant.later(REPLACEMENT_TAKES, lambda: self._carry_out(instance_id))
         return answer
+
+    def _carry_out(self, instance_id: str) -> None:
+        """Under Karpenter a node comes when a pod wants one, and here none does."""
+        if self.facts.karpenter and len(self.members) > FEWEST and instance_id in self.members:
+            self._plant.vanish(instance_id)
+        else:
+            self._plant.swap(instance_id)
+
+
+class PlantExecutions:
+    """Step Functions' answer about an execution, from the walker."""
+
+    def __init__(self, plant: Plant) -> None:
+        self._plant = plant
+
+    def status(self, name: str) -> str | None:
+        execution = self._plant.machine.executions.get(name)
+        return execution.status if execution is not None else None
 
 
 class PlantCallback(FakeCallback):

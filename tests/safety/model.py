@@ -78,15 +78,17 @@ class PipelineModel(RuleBasedStateMachine):
         self.plant.wires.plans.clear()
         self.plant.world.controls.control = Control(None, kill_switch=False)
         self.plant.advance(SLA)
+        self.plant.clockwork("reconcile")  # ends what its execution left behind
         assert self.plant.violations() == []
-        failed = {e.incident_id for e in self.plant.machine.executions.values() if e.status == "FAILED"}
         for incident in self.plant.open_incidents():
-            seen = incident.id in failed or self.plant.dead_letters
-            assert seen, f"I6: {incident.id} is {incident.state.value} after {SLA} and nobody is alarmed"
+            alarmed = self.plant.dead_letters
+            assert alarmed, f"I6: {incident.id} is {incident.state.value} after {SLA} and nobody is alarmed"
 
     # events
-    @initialize()
-    def first(self) -> None:
+    @initialize(by_label=st.booleans())
+    def first(self, by_label: bool) -> None:
+        if by_label:
+            self.plant.replaces_by_label()
         self.deliver("culprit", 2, 0)
 
     @rule(kind=st.sampled_from(KINDS), rank=ranks, job=jobs)
@@ -125,6 +127,13 @@ class PipelineModel(RuleBasedStateMachine):
     def answer(self, pick: int, decision: str) -> None:
         waiting = self.plant.waiting()
         self.plant.human(waiting[pick % len(waiting)], decision)
+        self.plant.pump()
+
+    @rule(pick=picks, decision=st.sampled_from(["approve", "keep", "release"]))
+    @precondition(lambda self: self.plant.waiting())
+    def signed_answer(self, pick: int, decision: str) -> None:
+        waiting = self.plant.waiting()
+        self.plant.signed(waiting[pick % len(waiting)], decision)
         self.plant.pump()
 
     @rule(pick=picks)
@@ -172,6 +181,11 @@ class PipelineModel(RuleBasedStateMachine):
         facts = self.plant.world.cluster.facts
         self.plant.world.cluster.facts = replace(facts, node_recovery=recovery)
 
+    @rule(on=st.booleans())
+    def karpenter_manages_the_group(self, on: bool) -> None:
+        facts = self.plant.world.cluster.facts
+        self.plant.world.cluster.facts = replace(facts, karpenter=on)
+
     @rule(pick=st.integers(0, 1000), fault=st.sampled_from([f for f in Fault if f is not Fault.CRASH_AFTER]))
     def api_fault(self, pick: int, fault: Fault) -> None:
         self.plant.wires.plans = [Plan(self.sites[pick % len(self.sites)], fault)]
@@ -185,6 +199,16 @@ class PipelineModel(RuleBasedStateMachine):
         self.plant.wires.plans.clear()
 
     # operators and time
+    @rule()
+    def reconciler(self) -> None:
+        self.plant.clockwork("reconcile")
+        self.plant.pump()
+
+    @rule()
+    def drill(self) -> None:
+        self.plant.clockwork("drill")
+        self.plant.pump()
+
     @rule(on=st.booleans())
     def kill_switch(self, on: bool) -> None:
         controls = self.plant.world.controls

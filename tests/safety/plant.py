@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
-import re
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -19,19 +19,20 @@ import pytest
 
 from infra.logical_ids import camel
 from lambdas import handlers, observability, wiring
-from lambdas.domain.approval import Answer, Approval, hash_of
+from lambdas.domain.errors import PipelineError
 from lambdas.domain.incident import Incident
 from lambdas.domain.times import stamp
 from lambdas.ports import ClusterNode, KubeNode
 from lambdas.settings import HANDLERS, VARIABLES
 from tests.events import builder
 from tests.unit.lambdas.conftest import VALUES
-from tests.unit.lambdas.drive import CONTEXT, Driver
-from training_agent.contract import Alarm, Finding, Job, ResumePoint
+from tests.unit.lambdas.drive import CONTEXT
+from training_agent.contract import EVENT_SOURCE, Alarm, DetailType, Finding, Job, ResumePoint
 
 from .asl import Definition
-from .fleet import JobRun, PlantCallback, PlantCluster
+from .fleet import JobRun, PlantCallback, PlantCluster, PlantExecutions
 from .machine import Execution, Killed, Machine
+from .people import People
 from .watch import Watch
 from .wires import Wired, Wires
 
@@ -40,7 +41,7 @@ ALIASES = {"replacer": "cluster", "labeller": "cluster"}  # further ports onto H
 NOT_WIRED = ("settings", "clock")
 
 
-class Plant(Driver):
+class Plant(People):
     """Everything; one per test."""
 
     def __init__(
@@ -52,6 +53,7 @@ class Plant(Driver):
         super().__init__(monkeypatch)
         self.world.cluster = PlantCluster(self)
         self.world.callback = PlantCallback(self)
+        self.world.executions = PlantExecutions(self)  # type: ignore[assignment]
         self.world.kubernetes.nodes.clear()
         self.world.kubernetes.pods.clear()
         self.watch = Watch(self.world)
@@ -146,6 +148,12 @@ class Plant(Driver):
         window = {"suspect_window": (step - 9, step), "resume_from": ResumePoint(step - 10, "/shared/x")}
         return builder.alarm(*findings, seats=job.seats, **{**now, **window, **changes})
 
+    def replaces_by_label(self) -> None:
+        """As deployed with the other method: the function behind the state is another one."""
+        self._functions["ReplaceFunction"] = "replace_by_label"
+        facts = self.world.cluster.facts
+        self.world.cluster.facts = replace(facts, node_recovery="Automatic")
+
     # functions and queues
     def function(self, logical_id: str) -> str:
         """Name of a deployed function."""
@@ -179,51 +187,17 @@ class Plant(Driver):
             self.deliver(builder.event(alarm))
         return [i for i in list(self.world.incidents.rows.values()) if i.id not in before]
 
-    # people
-    def link(self, incident_id: str) -> str | None:
-        """The newest link that was mailed for the incident."""
-        for _, _, body in reversed(self.world.mail.sent):
-            if f"Incident: {incident_id}" in body:
-                found = re.search(r"^(https?://\S+/review/\S+)$", body, re.M)
-                if found:
-                    return found[1]
-        return None
-
-    def human(self, incident_id: str, decision: str, **form: str) -> int:
-        """A person opens the newest link and answers; the HTTP status."""
-        link = self.link(incident_id)
-        if link is None:
-            return 0
-        row = self.row(link)
-        typed = {"typed": row.typed_value if row else "", "reason": "seen the evidence"}
-        if row is not None and row.state.value == "PENDING":
-            self.watch.consent[row.approval_id] = Answer(decision)
-        self.wires.enter("approval_decide", incident_id)
-        try:
-            answer = self.browse(link, "POST", {"decision": decision, **typed, **form})
-        except Killed:
-            return 502
-        return int(answer["statusCode"])
-
-    def row(self, link: str) -> Approval | None:
-        """The approval that a link leads to."""
-        found = self.world.approvals.links.get(hash_of(link.rsplit("/", 1)[-1]))
-        return self.world.approvals.rows.get(found.approval_id) if found else None
-
-    def scan(self, incident_id: str) -> None:
-        """A mail scanner opens everything."""
-        link = self.link(incident_id)
-        for method in ("GET", "HEAD", "OPTIONS") if link else ():
-            self.wires.enter("approval_show", incident_id)
-            with contextlib.suppress(Killed):
-                self.browse(link or "", method)
-
-    def cordon_by_hand(self, instance_id: str, *, on: bool) -> None:
-        name = f"hyperpod-{instance_id}"
-        node = self.world.kubernetes.nodes.get(name)
-        if node is not None and node.unschedulable is not on:
-            self.world.kubernetes.change(name, unschedulable=on)
-            self.watch.cordoner[name] = "human" if on else ""
+    def clockwork(self, function: str) -> None:
+        """What the schedule calls: the reconciler, the fire drill; a drill's alarm takes its way."""
+        self.wires.enter(function)
+        before = len(self.world.bus.alarms)
+        with contextlib.suppress(Killed, PipelineError):
+            getattr(handlers, function)({}, CONTEXT)
+        for detail in self.world.bus.alarms[before:]:
+            kind = DetailType.ALARM.value
+            self.deliver(
+                {"id": "drill", "detail-type": kind, "source": EVENT_SOURCE, "detail": json.loads(detail)}
+            )
 
     # time
     def later(self, delay: timedelta, what: Callable[[], object]) -> None:

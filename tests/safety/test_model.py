@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.mutants.run import UNSHRUNK
@@ -16,6 +16,7 @@ from .test_single_faults import record_sites
 from .wires import Site
 
 # Whoever only asks whether it fails (`make mutants`) does not wait for the shortest story.
+SHARDS = 10
 PHASES = [Phase.generate] if UNSHRUNK in os.environ else [Phase.generate, Phase.shrink]
 ANY = settings(
     deadline=None,
@@ -45,5 +46,8 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_soak_the_invariants_hold_for_long(definition: Definition, sites: list[Site]) -> None:
-    play(definition, sites, examples=2000, steps=50)
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_soak_the_invariants_hold_for_long(definition: Definition, sites: list[Site], shard: int) -> None:
+    """2,000 examples of 50 steps, in shards with seeds of their own."""
+    how = settings(ANY, derandomize=False, max_examples=2000 // SHARDS, stateful_step_count=50)
+    run_state_machine_as_test(seed(shard)(lambda: PipelineModel(definition, sites)), settings=how)

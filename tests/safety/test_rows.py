@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from lambdas.domain.decision_table import TABLE
+from lambdas.domain.incident import Action
 from tests.events import builder
 from training_agent.contract import Check, Finding, FindingKind, SecondConfirmation, Verdict
 
@@ -126,4 +127,39 @@ def test_each_row_and_answer_ends_where_the_table_says(plant: Plant, name: str, 
     if case.held:
         state = plant.world.quarantine.state(f"job#{plant.jobs[0].job.uid}")
         assert state == ("released" if expected == "RELEASED" else "held")
+    assert not plant.world.incidents.gates and not plant.world.controls.locks
+
+
+# Under NodeRecovery Automatic the check itself may replace the node, so that it is asked for first.
+CHECKED = {
+    "V2 passes": "RELEASED",
+    "V2 fails": "REPLACED_BY_HYPERPOD",
+    "V2 stuck": "HEALTHCHECK_STUCK",
+    "V4": "HANDED_TO_HUMAN",
+    "N1": "HANDED_TO_HUMAN",
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("name", CHECKED)
+def test_a16_under_automatic_no_check_starts_unasked_and_nothing_is_replaced_twice(
+    plant: Plant, name: str, answer: str
+) -> None:
+    case = CASES[name]
+    facts = plant.world.cluster.facts
+    plant.world.cluster.facts = replace(facts, node_recovery="Automatic")
+    plant.world.cluster.check_ends = case.check  # type: ignore[attr-defined]
+    (incident,) = plant.alarm(plant.alarm_of(case.finding(plant.jobs[0])))
+    plant.advance(timedelta(hours=12), lambda: incident.id in plant.waiting())
+    assert plant.incident(incident.id).asking is Action.DEEP_CHECK
+    assert plant.watch.calls["cluster.start_health_check"] == 0
+    if answer != "expire":
+        assert plant.human(incident.id, answer) == 200
+    plant.later(timedelta(hours=6), plant.job_returns)
+    plant.advance(DAYS)
+    expected = CHECKED[name] if answer == "approve" else ANSWERS[answer]
+    assert plant.incident(incident.id).state.value == expected, plant.execution(incident.id)
+    assert plant.watch.calls["cluster.start_health_check"] == (answer == "approve")
+    assert plant.watch.calls["cluster.replace"] == 0
+    assert plant.violations() == [] and not plant.open_incidents()
     assert not plant.world.incidents.gates and not plant.world.controls.locks

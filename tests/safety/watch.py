@@ -67,8 +67,12 @@ class Watch:
         if call not in NEEDED:
             return
         self._halted(incident_id, call)
+        if self.world.incidents.rows[incident_id].synthetic:
+            self.say("drill", f"{call} by {incident_id}, which is a fire drill")
         if call == "cluster.replace":
             self._replace(incident_id, args[0])
+            if function == "replace_by_label" and self.world.cluster.facts.node_recovery != "Automatic":
+                self.say("I1", f"{args[0]} is labelled where HyperPod does not act on it")
         elif call == "cluster.start_health_check":
             self._check(incident_id, args[1])
         elif call == "kubernetes.patch_node":
@@ -125,7 +129,9 @@ class Watch:
             self.say("I2", f"{incident_id} replaces twice")
         for other in self.issued:
             row = self.world.incidents.rows[other.incident_id]
-            if other.incident_id != incident_id and not row.state.terminal and row.new_instance_id is None:
+            gone_for_good = self.world.cluster.facts.karpenter and other.instance_id not in members
+            under_way = not row.state.terminal and row.new_instance_id is None and not gone_for_good
+            if other.incident_id != incident_id and under_way:
                 self.say("I3", f"{incident_id} beside {other.incident_id}, which is under way")
         if self.cordoner.get(f"hyperpod-{instance_id}") != incident_id:
             self.say("I1", f"{instance_id} is not cordoned by {incident_id}")

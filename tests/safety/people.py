@@ -1,0 +1,94 @@
+"""People around a plant: approvers behind mailed links and signed requests, scanners, hands on kubectl.
+
+In: a world with its wires and its judge. Out: what each of them does; `plant.py` adds the machinery.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+
+from lambdas import approval_api
+from lambdas.domain.approval import Answer, Approval, hash_of
+from tests.unit.lambdas.drive import CONTEXT, Driver
+
+from .machine import Killed
+from .watch import Watch
+from .wires import Wires
+
+
+class People(Driver):
+    """Everybody who is no program."""
+
+    watch: Watch
+    wires: Wires
+
+    def link(self, incident_id: str) -> str | None:
+        """The newest link that was mailed for the incident."""
+        for _, _, body in reversed(self.world.mail.sent):
+            if f"Incident: {incident_id}" in body:
+                found = re.search(r"^(https?://\S+/review/\S+)$", body, re.M)
+                if found:
+                    return found[1]
+        return None
+
+    def human(self, incident_id: str, decision: str, **form: str) -> int:
+        """A person opens the newest link and answers; the HTTP status."""
+        link = self.link(incident_id)
+        if link is None:
+            return 0
+        row = self.row(link)
+        typed = {"typed": row.typed_value if row else "", "reason": "seen the evidence"}
+        if row is not None and row.state.value == "PENDING":
+            self.watch.consent[row.approval_id] = Answer(decision)
+        self.wires.enter("approval_decide", incident_id)
+        try:
+            answer = self.browse(link, "POST", {"decision": decision, **typed, **form})
+        except Killed:
+            return 502
+        return int(answer["statusCode"])
+
+    def signed(self, incident_id: str, decision: str) -> int:
+        """A caller whom IAM knows answers the newest question; the HTTP status."""
+        incident = self.world.incidents.get(incident_id)
+        row = self.world.approvals.rows.get(incident.approval_id or "")
+        if row is not None and row.state.value == "PENDING":
+            self.watch.consent[row.approval_id] = Answer(decision)
+        return self.request(
+            "POST /incidents/{incident_id}/decision", incident_id, {"decision": decision, "reason": "seen it"}
+        )
+
+    def request(self, route: str, incident_id: str, body: dict[str, str]) -> int:
+        """One signed request; the HTTP status."""
+        event = {
+            "routeKey": route,
+            "pathParameters": {"incident_id": incident_id},
+            "requestContext": {"authorizer": {"iam": {"userArn": "arn:aws:iam::123456789012:user/alex"}}},
+            "body": json.dumps(body),
+        }
+        self.wires.enter("approval_api", incident_id)
+        try:
+            return int(approval_api.handle(event, CONTEXT)["statusCode"])
+        except Killed:
+            return 502
+
+    def row(self, link: str) -> Approval | None:
+        """The approval that a link leads to."""
+        found = self.world.approvals.links.get(hash_of(link.rsplit("/", 1)[-1]))
+        return self.world.approvals.rows.get(found.approval_id) if found else None
+
+    def scan(self, incident_id: str) -> None:
+        """A mail scanner opens everything."""
+        link = self.link(incident_id)
+        for method in ("GET", "HEAD", "OPTIONS") if link else ():
+            self.wires.enter("approval_show", incident_id)
+            with contextlib.suppress(Killed):
+                self.browse(link or "", method)
+
+    def cordon_by_hand(self, instance_id: str, *, on: bool) -> None:
+        name = f"hyperpod-{instance_id}"
+        node = self.world.kubernetes.nodes.get(name)
+        if node is not None and node.unschedulable is not on:
+            self.world.kubernetes.change(name, unschedulable=on)
+            self.watch.cordoner[name] = "human" if on else ""
