@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ._packing import Parcel
 from .errors import PeerLostError
+from .log_line import log_line
 
 _POLL_S = 0.02
 
@@ -68,12 +69,12 @@ class Comm:
 
     def broadcast(self, parcel: Parcel | None, source: int) -> Parcel:
         """Give the parcel of `source` to everybody; other ranks pass None."""
-        origin = dist.get_global_rank(self.group, source)
         sizes = torch.zeros(2, dtype=torch.int64, device=self.device)
         if parcel is not None:
             header = torch.frombuffer(bytearray(parcel.header), dtype=torch.uint8).to(self.device)
             sizes = torch.tensor([header.numel(), parcel.payload.numel()], device=self.device)
         with self.peers(f"sharing the micro-batch of rank {source}"):
+            origin = dist.get_global_rank(self.group, source)
             dist.broadcast(sizes, origin, group=self.group)
             header_bytes, payload_bytes = (int(n) for n in sizes.tolist())
             if parcel is None:
@@ -110,14 +111,14 @@ class Comm:
             while arrived < self.world and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
                 arrived = store.add(key, 0)
-        except (RuntimeError, ValueError):  # whoever kept the store has left already
+        except (RuntimeError, ValueError, KeyError):  # whoever kept the store has left; the group is gone
             return False
         return bool(arrived >= self.world)
 
     def _swap(self, outgoing: Tensor, incoming: int, to: int, source: int) -> Tensor:
         received = torch.empty(incoming, dtype=outgoing.dtype, device=self.device)
-        peers = dist.get_global_rank(self.group, to), dist.get_global_rank(self.group, source)
         with self.peers(f"exchanging micro-batches with ranks {to} and {source}"):
+            peers = dist.get_global_rank(self.group, to), dist.get_global_rank(self.group, source)
             for work in dist.batch_isend_irecv(
                 [
                     dist.P2POp(dist.isend, outgoing, peers[0], self.group),
@@ -132,7 +133,8 @@ class Comm:
         """Turn a failing collective inside the block into `PeerLostError`."""
         try:
             yield
-        except RuntimeError as e:  # gloo's and NCCL's own errors derive from it
+        except (RuntimeError, ValueError) as e:  # gloo's and NCCL's own errors; the group was destroyed
+            log_line("peer_lost", rank=self.rank, doing=doing, error=str(e)[:200])
             raise PeerLostError(
                 f"Rank {self.rank}: a peer vanished while {doing} ({e}). Nobody is suspected for that; look "
                 "at the first rank that exited."

@@ -32,7 +32,7 @@ from .report import StepChecks
 
 
 @dataclass(slots=True)
-class _Pending:
+class Pending:
     """A step whose flags the host has not read yet (deferred mode), with the state to put back."""
 
     record: StepRecord
@@ -56,7 +56,7 @@ class Update:
     depth: Depth | None = Depth.BITS  # of audits; None: replays are off
     gate: Gate = field(init=False)
     deferred: bool = field(init=False)
-    _pending: _Pending | None = None
+    pending: Pending | None = None
     _judged: bool = False
     _applies: bool = True
     _last: Count | None = None
@@ -116,7 +116,7 @@ class Update:
         self._last = count
         if self.deferred and not record.audit:
             state = DeviceState.now(self.setup.device, self.watch.copy_buffers())
-            self._pending = _Pending(record, count, own, state)
+            self.pending = Pending(record, count, own, state)
             return
         tally = count.read()
         self._applies = not tally.overflow
@@ -133,7 +133,7 @@ class Update:
         Raises:
             SdcAlarm: with that step; weights, moments, buffers, counter and RNG are those before its update.
         """
-        pending, self._pending = self._pending, None
+        pending, self.pending = self.pending, None
         if pending is None:
             return
         tally = pending.count.read()
@@ -278,8 +278,8 @@ class Update:
             self.check_weights(state=self.setup.schedule.state_due(step))
         passes = self.ledger.passes
         checks = StepChecks(passes.audit == step, due, passes.audit, passes.weights)
-        if self._pending is not None:
-            self._pending.checks = checks
+        if self.pending is not None:
+            self.pending.checks = checks
         elif self.setup.reporter is not None:
             self.setup.reporter.progress(step, checks)
 

@@ -15,16 +15,18 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import _startup, exit_codes
+from . import _startup
 from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence
 from ._examine import Examiner
+from ._farewell import judge_last_step
 from ._latch import AlarmLatch
 from ._ledger import Ledger, LoadedManifest
 from ._phase import Phase
@@ -39,7 +41,7 @@ from .checkpoint import CheckpointStore
 from .checks.nonfinite import GradientNorms
 from .checks.replay import LossFunction, recompute
 from .determinism import DeterministicMode
-from .errors import CheckpointError, ConfigurationError, SdcAlarm
+from .errors import CheckpointError, ConfigurationError
 from .policy import Mode, Policy
 from .report import Reporter
 from .schedule import Schedule
@@ -136,8 +138,9 @@ class Guard:
         for optimizer in setup.optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(self._before_update))
             self._hooks.append(optimizer.register_step_post_hook(self._after_update))
+        self._last_words = partial(judge_last_step, self._update)
         if self._update.deferred:
-            atexit.register(self._at_exit)
+            atexit.register(self._last_words)
 
     # -- what users read and call ----------------------------------------------------------------------
 
@@ -220,24 +223,21 @@ class Guard:
 
     def close(self) -> None:
         """Take all hooks away, stop reporting; deferred mode judges the last step first (SdcAlarm)."""
-        atexit.unregister(self._at_exit)
         try:
             self._update.drain()
         finally:
-            self._determinism.leave()
-            self._watch.end()
-            self._norms.remove()
-            for hook in self._hooks:
-                hook.remove()
-            if self._setup.reporter is not None:
-                self._setup.reporter.close()
+            self.abandon()
 
-    def _at_exit(self) -> None:
-        """Deferred mode: the process ends without `close()`, perhaps right after a flagged step."""
-        try:
-            self._update.drain()
-        except SdcAlarm as e:
-            exit_codes.leave(e.exit_code)
+    def abandon(self) -> None:
+        """Like `close` without a judgement, for a loop that failed: no collective."""
+        atexit.unregister(self._last_words)
+        self._determinism.leave()
+        self._watch.end()
+        self._norms.remove()
+        for hook in self._hooks:
+            hook.remove()
+        if self._setup.reporter is not None:
+            self._setup.reporter.close()
 
     # -- 1. and 2. first forward -----------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """One JSON object per line on standard output, without prefix: what log shippers and people read.
 
-The key "sdc" names the kind: alarm, holding, waiting, released, warning.
+The key "sdc" names the kind: alarm, holding, waiting, released, warning, peer_lost.
 """
 
 from __future__ import annotations

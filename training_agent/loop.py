@@ -8,7 +8,7 @@ the number of updates applied; checkpoints in the store. The bare parts are `tra
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,11 +19,9 @@ from torch.optim import Optimizer
 
 from .checkpoint import CheckpointStore
 from .checks.replay import LossFunction
-from .errors import SdcAlarm
+from .errors import CheckpointError, SdcAlarm
 from .guard import Guard, attach
 from .schedule import Schedule
-
-FAREWELL = timedelta(seconds=10)
 
 
 def train(
@@ -59,7 +57,9 @@ def train(
 
     Raises
     ------
-    SdcAlarm, ConfigurationError, CheckpointError: as `attach`, the guard and the store do.
+    SdcAlarm: the guard stays on the model, so that a loop that swallows it cannot go on.
+    ConfigurationError, CheckpointError: on every rank; any other error of the loop is passed on. The guard is
+        taken off the model.
     """
     schedule = schedule or Schedule()
 
@@ -76,10 +76,9 @@ def train(
         finish=clip,
         **options,
     )
+    saved = _Saved(guard, ddp_model, optimizer, scheduler)
     try:
-        if checkpoints is not None:
-            _resume(guard, ddp_model, optimizer, scheduler, checkpoints)
-        dropped = 0
+        dropped = 0 if checkpoints is None else saved.resume(checkpoints)
         while guard.step < steps:
             step = guard.step + 1
             optimizer.zero_grad(set_to_none=True)
@@ -95,50 +94,97 @@ def train(
             if on_step is not None:
                 on_step(step, loss.detach())
             if checkpoints is not None and schedule.checkpoint_due(step):
-                _save(guard, ddp_model, optimizer, scheduler, checkpoints)
+                saved.save(checkpoints, dropped)
         guard.close()
     except SdcAlarm:
-        _meet()
+        raise
+    except BaseException:
+        guard.abandon()
         raise
     return guard.step
 
 
-def _save(
-    guard: Guard, model: nn.Module, optimizer: Optimizer, scheduler: Any, store: CheckpointStore
-) -> None:
-    guard.before_save()
-    generators: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(generators, torch.get_rng_state())
-    if dist.get_rank() == 0:
-        state = {
-            "model": model.module.state_dict(),  # type: ignore[union-attr]
-            "optimizer": optimizer.state_dict(),
-            "scheduler": None if scheduler is None else scheduler.state_dict(),
-            "rng": generators,
-        }
-        store.save(guard.step, state, guard.manifest())
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What a checkpoint of this loop holds, and how it comes back; both are collectives.
+
+    A file that only one rank can or cannot write or read ends all of them, at once and with its reason.
+    """
+
+    guard: Guard
+    model: DistributedDataParallel
+    optimizer: Optimizer
+    scheduler: Any
+
+    def save(self, store: CheckpointStore, dropped: int) -> None:
+        self.guard.before_save()
+        generators = _gathered(_generators(self._device))
+        problem = None
+        if dist.get_rank() == 0:
+            state = {
+                "model": self.model.module.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+                "rng": generators,
+                "dropped": dropped,
+            }
+            try:
+                store.save(self.guard.step, state, self.guard.manifest())
+            except (OSError, CheckpointError) as e:
+                problem = f"The checkpoint of step {self.guard.step} could not be written: {e}"
+        _agree(problem)
+
+    def resume(self, store: CheckpointStore) -> int:
+        """Load what rank 0 chooses (a rank that looks later may see a newer one); batches dropped so far."""
+        choice, problem = None, None
+        if dist.get_rank() == 0:
+            try:
+                choice = store.resume()
+            except (OSError, CheckpointError) as e:
+                problem = str(e)
+        _agree(problem)
+        choice = _gathered(choice)[0]
+        if choice is None:
+            return 0
+        try:
+            state, manifest = store.load(choice)
+        except (OSError, CheckpointError) as e:
+            problem = str(e)
+        _agree(problem)
+        self.model.module.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None and state["scheduler"] is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        if dist.get_rank() < len(state["rng"]):  # more ranks than at the save go on with their own seeds
+            _set_generators(state["rng"][dist.get_rank()], self._device)
+        self.guard.after_load(manifest)
+        return int(state["dropped"])
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
 
-def _resume(
-    guard: Guard, model: nn.Module, optimizer: Optimizer, scheduler: Any, store: CheckpointStore
-) -> None:
-    """Load what rank 0 chooses: a rank that looks later may see a newer one."""
-    choice = [store.resume() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(choice)
-    if choice[0] is None:
-        return
-    state, manifest = store.load(choice[0])
-    model.module.load_state_dict(state["model"])  # type: ignore[union-attr]
-    optimizer.load_state_dict(state["optimizer"])
-    if scheduler is not None and state["scheduler"] is not None:
-        scheduler.load_state_dict(state["scheduler"])
-    torch.set_rng_state(state["rng"][dist.get_rank()])
-    guard.after_load(manifest)
+def _generators(device: torch.device) -> list[Tensor]:
+    own = [torch.get_rng_state()]
+    return own + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
 
 
-def _meet() -> None:
-    """Wait for the others before leaving, for a bounded time: a launcher kills siblings at the first exit."""
-    try:
-        dist.monitored_barrier(timeout=FAREWELL)
-    except (RuntimeError, ValueError):  # somebody left already, or the backend has no such barrier
-        return
+def _set_generators(saved: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(saved[0])
+    if device.type == "cuda" and len(saved) > 1:
+        torch.cuda.set_rng_state(saved[1], device)
+
+
+def _gathered(value: Any) -> list[Any]:
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _agree(problem: str | None) -> None:
+    """Raise on every rank when one of them failed."""
+    said = {rank: p for rank, p in enumerate(_gathered(problem)) if p is not None}
+    if said:
+        rank, text = next(iter(said.items()))
+        raise CheckpointError(f"{text} (rank {rank})")

@@ -19,8 +19,13 @@ RANKS = 6
 Results = list[dict[str, Any]]  # per rank
 
 
-def launch(module: str, ranks: int, *args: str, timeout: float = 240, **env: str) -> list[tuple[int, str]]:
-    """Run `module` as `ranks` processes; exit code and output of each. All are ended at the timeout."""
+def launch(
+    module: str, ranks: int, *args: str, timeout: float = 240, stopped: int | None = None, **env: str
+) -> list[tuple[int, str]]:
+    """Run `module` as `ranks` processes; exit code and output of each. All are ended at the timeout.
+
+    Rank `stopped` is not waited for: it sends itself SIGSTOP.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -48,11 +53,13 @@ def launch(module: str, ranks: int, *args: str, timeout: float = 240, **env: str
             )
         )
     try:
-        for p in processes:
-            p.wait(timeout=timeout)
+        for rank, p in enumerate(processes):
+            if rank != stopped:
+                p.wait(timeout=timeout)
     finally:
         for p in processes:
             p.kill()
+            p.wait()
     return [(p.returncode, _content(out)) for p, out in zip(processes, outputs, strict=True)]
 
 

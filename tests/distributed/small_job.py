@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from datetime import timedelta
 
@@ -17,6 +18,8 @@ from tests.distributed.small_model import Model, batch_for, compute_loss, settin
 from training_agent import Schedule, attach
 from training_agent._phase import Phase
 
+LAST = 5  # no audit is due at it
+
 
 def main(mode: str, one: int) -> None:
     rank = int(os.environ["RANK"])
@@ -25,13 +28,16 @@ def main(mode: str, one: int) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     model = Model()
     ddp: nn.Module = model if mode == "no ddp" else DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    deferred = mode.startswith("deferred")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=deferred)
     named = settings_for(rank) if not (mode == "no node" and rank == one) else None
     start = 5 if mode == "other step" and rank == one else 0
 
     def loss_that_dies(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         if mode == "dies in replay" and rank == one and guard.phase is Phase.REPLAY:
             os._exit(9)
+        if mode == f"stops in {guard.phase.value}" and rank == one:
+            os.kill(os.getpid(), signal.SIGSTOP)
         if mode == "fails in replay" and rank == one and guard.phase is Phase.REPLAY:
             raise RuntimeError("out of memory")
         return compute_loss(model, batch)
@@ -43,15 +49,24 @@ def main(mode: str, one: int) -> None:
         schedule=Schedule(audit_every=2, check_every=2, ckpt_every=None),
         step=start,
         settings=named,
+        mode="deferred" if deferred else "immediate",
     )
+    if mode.startswith("stops"):  # the start itself may take longer on a busy machine
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=8))
     if mode == "alarm":
         faults.forward([one], range(3, 99), EVERYWHERE, 1000.0)(model, guard, rank, lambda: guard.step + 1)
-    for step in range(1, 6):
+    for step in range(1, LAST + 1):
         optimizer.zero_grad()
-        guard.compute_loss(ddp, batch_for(rank, step)).backward()
+        batch = batch_for(rank, step)
+        if deferred and (rank, step) == (one, LAST):
+            batch["x"][0, 0] = float("nan")
+        guard.compute_loss(ddp, batch).backward()
         optimizer.step()
     sys.stdout.write(f"done at {guard.step} {guard.manifest()['audits_skipped']}\n")
-    guard.close()
+    if mode == "deferred, not closed":
+        return
+    if mode != "deferred, group destroyed first":
+        guard.close()
     dist.destroy_process_group()
 
 

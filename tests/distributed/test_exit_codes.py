@@ -10,8 +10,10 @@ from training_agent.contract import ExitCode
 JOB = "tests.distributed.small_job"
 
 
-def run(mode: str, ranks: int = 3, one: int = 1, **env: str) -> tuple[list[int], list[str]]:
-    ended = launch(JOB, ranks, mode, str(one), timeout=90, **env)
+def run(
+    mode: str, ranks: int = 3, one: int = 1, stopped: int | None = None, **env: str
+) -> tuple[list[int], list[str]]:
+    ended = launch(JOB, ranks, mode, str(one), timeout=90, stopped=stopped, **env)
     return [code for code, _ in ended], [out for _, out in ended]
 
 
@@ -35,6 +37,36 @@ def test_a6_a_peer_that_dies_in_a_replay_ends_the_others_with_code_130_and_accus
     assert codes == [ExitCode.PEER_LOST, 9, ExitCode.PEER_LOST], outputs[0]
     assert '"sdc":"alarm"' not in "".join(outputs)
     assert "a peer vanished" in outputs[0]
+    assert all('"sdc":"peer_lost"' in outputs[rank] for rank in (0, 2))
+
+
+def test_a6_a_peer_that_is_stopped_in_a_replay_is_said_to_be_lost_within_the_group_timeout() -> None:
+    codes, outputs = run("stops in replay", stopped=1)
+    assert [codes[0], codes[2]] == [ExitCode.PEER_LOST] * 2, outputs[0]
+    for rank in (0, 2):
+        assert '"sdc":"peer_lost"' in outputs[rank]
+        assert "Nobody is suspected for that" in outputs[rank]
+    assert '"sdc":"alarm"' not in "".join(outputs)
+
+
+def test_deferred_mode_judges_the_last_step_although_the_loop_did_not_close_the_guard() -> None:
+    codes, outputs = run("deferred, not closed")
+    assert codes == [ExitCode.ALARM] * 3, outputs[0]
+    for out in outputs:
+        assert '{"sdc":"alarm"' in out
+        assert '"nonfinite_ranks":[1]' in out
+        assert '"reproduced":true' in out  # the data's NaN, not a GPU's
+
+
+def test_deferred_mode_alarms_and_names_nobody_when_the_group_is_gone_before_the_last_step_was_judged() -> (
+    None
+):
+    codes, outputs = run("deferred, group destroyed first")
+    assert codes == [ExitCode.ALARM] * 3, outputs[0]
+    for out in outputs:
+        assert '{"sdc":"alarm"' in out
+        assert "call guard.close() before destroy_process_group()" in out
+        assert '"rank":null' in out
 
 
 def test_a_replay_that_fails_on_one_rank_is_skipped_on_all_and_accuses_nobody() -> None:
