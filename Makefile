@@ -10,7 +10,7 @@ READY := $(VENV)/.ready-$(TORCH)
 export PYTHONPATH := $(CURDIR)
 export JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION := 1
 
-.PHONY: help demo test matrix lint synth deploy-local validate wheel soak mutants clean
+.PHONY: help demo test test-browser matrix lint synth deploy-local validate wheel soak mutants clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -22,6 +22,13 @@ demo: $(READY)  ## one fault, all the way round; FAULT=list prints the faults, I
 
 test: $(READY)  ## all tests: unit, distributed, workflow, infra
 	@$(PY) -m pytest $(PYTEST_ARGS)
+
+.browser/.ready: requirements/browser.txt requirements/browser.sh $(READY)
+	@bash requirements/browser.sh $(PY) .browser
+
+test-browser: export PYTHONPATH := $(CURDIR):$(CURDIR)/.browser
+test-browser: .browser/.ready  ## the review page in a real Chromium; pictures into out/browser/
+	@$(PY) -m pytest -m browser -p no:xdist tests/browser $(PYTEST_ARGS)
 
 matrix: $(READY)  ## the published scenario table, every layout and mode, into out/matrix.json
 	@$(PY) -m tests.matrix
