@@ -85,13 +85,21 @@ def short_patience(cloud: LocalCloud) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def shot() -> Callable[[Page, str], Path]:
-    """Keep a picture of the whole page under out/browser, to be looked at."""
+def shot() -> Callable[..., Path]:
+    """Keep a picture of the page under out/browser, to be looked at; whole, or down to the end of `last`."""
     SHOTS.mkdir(parents=True, exist_ok=True)
 
-    def take(page: Page, name: str) -> Path:
+    def take(page: Page, name: str, last: str = "main") -> Path:
         path = SHOTS / f"{name}.png"
-        page.screenshot(path=path, full_page=True)
+        box = page.locator(last).bounding_box()
+        assert box is not None and page.viewport_size is not None
+        clip: Any = {
+            "x": 0,
+            "y": 0,
+            "width": page.viewport_size["width"],
+            "height": box["y"] + box["height"] + 16,
+        }
+        page.screenshot(path=path, full_page=True, clip=clip)
         return path
 
     return take

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 Open = Callable[..., "Page"]
-Shot = Callable[["Page", str], Path]
+Shot = Callable[..., Path]
 
 
 def asked(scenario: Scenario) -> str:
@@ -69,6 +69,7 @@ def test_approve_replaces_and_the_link_is_used_up(scenario: Scenario, open_page:
     page = open_page(link, width=760, height=900)
     assert page.inner_text("h1") == f"Replace node {scenario.nodes[1]}?"
     shot(page, "review")
+    shot(page, "readme", last="form")
     fill(page, scenario, "approve")
     page.click("button")
     assert page.inner_text("h1") == "Your answer is recorded: approve."
