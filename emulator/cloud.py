@@ -32,8 +32,8 @@ from .kubernetes_access import documents
 from .kubernetes_server import LocalKubernetes
 from .lambda_runtime import LambdaRuntime, Outcome, UnknownFunctionError
 from .mailbox import Mailbox
-from .moto_server import ACCESS_KEY, SECRET_KEY, MotoServer
-from .names import REGION, function_name_of
+from .moto_server import MotoServer
+from .names import ACCESS_KEY, REGION, SECRET_KEY, function_name_of
 from .plan import Overrides
 from .stack import Stack
 from .timers import Timers

@@ -19,6 +19,7 @@ from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from . import signed_request
 from .lambda_runtime import Outcome
 from .names import ACCOUNT, LOOPBACK
 from .plan import Route
@@ -78,13 +79,29 @@ class HttpFront:
         elif len(body) > MAX_BODY:
             answer = _message(413, "Request Entity Too Large")
         else:
-            route, parameters = found
-            if not route.permitted:
-                return _message(500, "Internal Server Error")
-            event = payload(route, parameters, method, target, headers, body, api_id=self.api_id)
-            answer = translate(self._invoke(route.function, event))
+            answer = self._call(*found, method, target, headers, body)
         self.exchanges.append(Exchange(method, path, answer.status))
         return answer
+
+    def _call(
+        self,
+        route: Route,
+        parameters: dict[str, str],
+        method: str,
+        target: str,
+        headers: Sequence[tuple[str, str]],
+        body: bytes,
+    ) -> Answer:
+        if not route.permitted:
+            return _message(500, "Internal Server Error")
+        event = payload(route, parameters, method, target, headers, body, api_id=self.api_id)
+        if route.signed:
+            try:
+                caller = signed_request.caller(method, target, dict(headers), body)
+            except signed_request.SignatureError:
+                return _message(403, "Forbidden")
+            event["requestContext"]["authorizer"] = {"iam": {"accountId": ACCOUNT, "userArn": caller}}
+        return translate(self._invoke(route.function, event))
 
 
 def match(routes: Sequence[Route], method: str, path: str) -> tuple[Route, dict[str, str]] | None:

@@ -15,10 +15,8 @@ from moto.moto_api._internal.models import moto_api_backend
 from moto.server import ThreadedMotoServer
 
 from . import moto_patches
-from .names import LOOPBACK, REGION
+from .names import ACCESS_KEY, LOOPBACK, REGION, SECRET_KEY
 
-ACCESS_KEY = "AKIALOCALCLOUDEXAMPL"
-SECRET_KEY = "local-cloud-secret-of-no-use-anywhere"
 QUIET = {  # each request, each failed state with its whole environment; a crash inside moto still shows
     "werkzeug": logging.ERROR,
     "moto": logging.ERROR,

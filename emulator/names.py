@@ -6,6 +6,9 @@ from __future__ import annotations
 ACCOUNT = "123456789012"  # moto's default account
 REGION = "us-east-1"
 LOOPBACK = "127.0.0.1"
+ACCESS_KEY = "AKIALOCALCLOUDEXAMPL"  # the one key pair of the local cloud, and whose it is
+SECRET_KEY = "local-cloud-secret-of-no-use-anywhere"
+USER_ARN = f"arn:aws:iam::{ACCOUNT}:user/local"
 
 GPU_UUIDS_ANNOTATION = "training.sdc.emulator/gpu-uuids"  # on a fake node: its GPUs, in local-rank order
 

@@ -54,6 +54,7 @@ class Route:
     path: str
     function: str
     permitted: bool = True  # the function's own policy lets the API invoke it
+    signed: bool = False  # behind the AWS_IAM authorizer
 
     @property
     def key(self) -> str:
@@ -187,5 +188,6 @@ def _routes(template: Template) -> list[Route]:
         method, path = p["RouteKey"].split(" ", 1)
         name = function_name_of(integration["IntegrationUri"])
         permitted = any(f == name and source.endswith(f"/*/*{path}") for f, source in may)
-        routes.append(Route(method, path, name, permitted or not judged))
+        signed = p.get("AuthorizationType") == "AWS_IAM"
+        routes.append(Route(method, path, name, permitted or not judged, signed))
     return routes if stages else []  # an API without a stage serves nothing

@@ -83,6 +83,10 @@ class Stack:
         """Base of the review page."""
         return self.front.url
 
+    def outputs(self) -> dict[str, str]:
+        """The stack's outputs, as `cdk deploy --outputs-file` writes them."""
+        return self.template.outputs()
+
     def table_name(self, logical_id: str) -> str:
         """Physical name of a table."""
         return self.template.name_of(logical_id)

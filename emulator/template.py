@@ -105,6 +105,7 @@ class Template:
         content = json.loads(source.read_text()) if isinstance(source, Path) else source
         self.resources: Mapping[str, Any] = content.get("Resources") or {}
         self._parameters: Mapping[str, Any] = content.get("Parameters") or {}
+        self._outputs: Mapping[str, Any] = content.get("Outputs") or {}
         self._endpoint_url, self.api_url, self.prefix = endpoint_url, api_url, prefix
         unknown = sorted({r["Type"] for r in self.resources.values()} - CREATED - LEFT_OUT)
         if not self.resources:
@@ -114,6 +115,10 @@ class Template:
                 f"the local cloud does not know these types of the template: {', '.join(unknown)}. "
                 "Create them in emulator/stack.py, or name them in LEFT_OUT of emulator/template.py"
             )
+
+    def outputs(self) -> dict[str, str]:
+        """Outputs by name, resolved."""
+        return {name: str(self.resolve(o["Value"], name)) for name, o in self._outputs.items()}
 
     def left_out(self) -> list[str]:
         """`Type LogicalId` of every resource that is not created, sorted."""

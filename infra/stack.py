@@ -13,6 +13,7 @@ from .eks_access import EksAccess
 from .encryption import Encryption
 from .functions import FunctionFactory, deployed, steps
 from .monitoring import Monitoring
+from .operator_side import OperatorSide
 from .operators import Operators
 from .places import places
 from .reviewed import acknowledge
@@ -66,6 +67,7 @@ class TrainingSdcStack(cdk.Stack):
         # Who else is let in, and who watches.
         EksAccess(self, config, factory.roles)
         TrainingSide(self, storage, triggers)
+        OperatorSide(self, config, known, entrances.get("drill"))
         operators = Operators(self, config, encryption)
         monitoring = Monitoring(self, config, operators, workflow.machine, triggers, cluster_events)
         if "reconcile" in entrances:

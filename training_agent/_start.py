@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from . import _capture, _startup
+from . import _capture, _preflight_only, _startup
 from ._alarm import Sighting
 from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence
@@ -39,7 +39,7 @@ class Start:
 
     def register(self, resumed_from: int | None) -> None:
         """Tell where the ranks run, once, before anything of this attempt can alarm; None: from scratch."""
-        if self.setup.reporter is not None and not self._registered:
+        if self.setup.reporter is not None and not self._registered and not _preflight_only.asked():
             self._registered = True
             self.setup.reporter.started(_startup.registration(self.setup, resumed_from))
 
@@ -57,6 +57,8 @@ class Start:
         if setup.weights_off is None:
             self.update.check_weights()
         self._preflight_due = audits and setup.replay_off is None
+        if not self._preflight_due:
+            self._leave_if_asked()
 
     def preflight(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Is this model reproducible here, and on a peer? Once, on the first micro-batch."""
@@ -77,6 +79,7 @@ class Start:
         if found.note is not None:
             update.ledger.note(found.note)
             update.begin()  # the step in progress was begun at the depth that was hoped for
+            self._leave_if_asked()
             return
         with deterministic():
             step = update.ledger.step + 1
@@ -84,3 +87,7 @@ class Start:
             outcome = update.examiner.examine(step, batch, found.evidence, (), at_start=True)
         if isinstance(outcome, Sighting):
             update.alarm(outcome)
+        self._leave_if_asked()
+
+    def _leave_if_asked(self) -> None:
+        _preflight_only.leave_if_asked(self.setup, self.update.depth, tuple(self.update.ledger.notes))

@@ -1,0 +1,42 @@
+"""`sdc preflight` over a real launch: it ends before the first update and says what can be compared."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.conftest import ROOT
+from training_agent.cli.app import main
+from training_agent.cli.failures import Exit
+
+SCRIPT = str(Path(__file__).with_name("preflight_job.py"))
+LAUNCH = ["preflight", "--json", "--", sys.executable, "-m", "torch.distributed.run", "--standalone",
+          "--nproc-per-node", "2", SCRIPT]  # fmt: skip
+
+
+@pytest.mark.parametrize(("how", "code"), [("quiet", Exit.DONE), ("noisy", Exit.NO)])
+def test_preflight_ends_before_the_first_update_and_names_the_operator(
+    how: str, code: Exit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NODE_NAME", "hyperpod-i-0123456789abcdef0")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert main([*LAUNCH, how]) == code
+    told = json.loads(capsys.readouterr().out)
+    assert told["exit_code"] == 0, told
+    assert [(r["rank"], r["replays"]) for r in told["ranks"]] == [(0, 1), (1, 0)]
+    assert told["ready"] is (how == "quiet")
+    assert any("NoisyBackward" in note for note in told["notes"]) is (how == "noisy")
+
+
+def test_a_launch_that_fails_shows_its_last_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = "import sys; print('no such data set'); sys.exit(4)"
+    assert main(["preflight", "--", sys.executable, "-c", failing]) == Exit.NO
+    out = capsys.readouterr().out
+    assert "no such data set" in out and "the set-up is refused" in out
+    assert main(["preflight", "--", sys.executable, "-c", "pass"]) == Exit.CANNOT_ASK
+    assert main(["preflight"]) == Exit.USAGE

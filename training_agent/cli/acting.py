@@ -1,0 +1,125 @@
+"""Commands that change something: approve, reject, drill, clear. In: options. Out: text or JSON."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ..contract import NODE_NAME_PREFIX, to_plain
+from . import clear as clear_
+from .failures import CannotAskError, CliError, Exit, RefusedError
+from .pipeline import Pipeline
+from .screen import Screen
+
+POLL_S = 1.0
+DRILL_JOB = "fire-drill"  # as the drill's function names its job
+ANSWERS = {
+    "approve": "Approved.",
+    "keep": "Rejected: the node stays cordoned.",
+    "release": "Rejected: the node goes back to work.",
+}
+
+
+def decide(
+    screen: Screen, pipeline: Pipeline, incident_id: str, answer: str, node: str | None, reason: str
+) -> Exit:
+    """Answer what the incident asks, after comparing the node that the caller means with the one asked for.
+
+    Raises:
+        RefusedError: nothing is asked, it is another node, or the pipeline said no.
+    """
+    found = pipeline.incident(incident_id)
+    asked, incident = found.get("approval"), found["incident"]
+    remedy = f"`sdc show {incident_id}` says where it stands."
+    if not asked:
+        raise RefusedError(f"Incident {incident_id} ({incident['state']}) asks nothing.", remedy)
+    instance = str(asked.get("instance_id") or "")
+    meant = (node or "").removeprefix(NODE_NAME_PREFIX)
+    if instance and not meant:
+        raise RefusedError(
+            f"It asks for {asked['action']} of {NODE_NAME_PREFIX}{instance}; you named no node.",
+            f"If that is the one you mean: --node {NODE_NAME_PREFIX}{instance}",
+        )
+    if meant != instance:
+        raise RefusedError(f"It is about {instance or 'the whole job'}, not about {node}.", remedy)
+    if not reason.strip():
+        raise RefusedError("A decision needs a reason; it is kept.", 'Give --reason "..."')
+    got = pipeline.decide(incident_id, answer, reason, instance or None)
+    recorded = got.get("approval") or {}
+    screen.document({"incident_id": incident_id, **got})
+    screen.line(f"{ANSWERS[answer]} {incident_id}: {asked['action']} of {instance or 'the held job'}")
+    screen.line(f"Recorded as {recorded.get('decided_by')}; {got.get('result')}.")
+    screen.line(f"Next: sdc show {incident_id} --follow")
+    return Exit.DONE
+
+
+def drill(screen: Screen, pipeline: Pipeline, timeout_s: float) -> Exit:
+    """Start one, wait until it asks the approvers; 1 when it does not."""
+    before = {i["incident_id"] for i in pipeline.incidents()}
+    uid = pipeline.drill()
+    began, incident_id, state = time.monotonic(), None, "not opened"
+    with screen.progress("the drill's alarm is on the bus") as progress:
+        while time.monotonic() - began < timeout_s:
+            fresh = [i for i in pipeline.incidents() if i["incident_id"] not in before]
+            mine = next((i for i in fresh if i["synthetic"] and i["job"] == DRILL_JOB), None)
+            if mine is not None:
+                incident_id, state = mine["incident_id"], mine["state"]
+                progress.say(f"incident {incident_id}: {state}")
+                if state == "AWAITING_APPROVAL":
+                    break
+            elif incident_id is not None:  # ended without a question, as in mode observe
+                state = pipeline.incident(incident_id)["incident"]["state"]
+                break
+            time.sleep(POLL_S)
+    came_through = state in ("AWAITING_APPROVAL", "OBSERVED", "CLOSED")
+    seconds = round(time.monotonic() - began, 1)
+    screen.document(
+        {"job_uid": uid, "incident_id": incident_id, "state": state, "ok": came_through, "seconds": seconds}
+    )
+    if not came_through:
+        screen.line(
+            f"The drill did not come through within {timeout_s:g} s: {incident_id or 'no incident'}, {state}."
+        )
+        screen.line("Look at the pipeline's alarms and dead-letter queues (docs/operate.md).")
+        return Exit.NO
+    screen.line(f"Alarm to {state} in {seconds} s, incident {incident_id}.")
+    if state == "AWAITING_APPROVAL":
+        screen.line("Each approver has a mail now. Answer it, or here: nothing can be replaced by a drill.")
+    return Exit.DONE
+
+
+def clear(screen: Screen, folder: Path | None, subject: str | None, *, everything: bool, reason: str) -> Exit:
+    """List the record's entries, or take some out.
+
+    Raises:
+        CliError: no folder, no reason, nothing of that name, damaged, not writable.
+    """
+    if folder is None:
+        raise CannotAskError("The job's shared folder is not named.", "Give --shared-dir, or SDC_SHARED_DIR.")
+    found = clear_.entries(folder)
+    if subject is None and not everything:
+        screen.document([to_plain(e) for e in found])
+        if not found:
+            screen.line(f"{folder}: nobody is quarantined by this job's own record.")
+        else:
+            screen.table(
+                ("SINCE", "INSTANCE", "GPU"),
+                [(e.time[:19], e.instance_id or "whole job", e.gpu_uuid or "-") for e in found],
+            )
+        return Exit.DONE
+    if not reason.strip():
+        raise _usage("Clearing needs a reason; it is kept beside the record.", 'Give --reason "..."')
+    chosen = clear_.choose(found, subject, everything=everything)
+    clear_.clear(folder, chosen, reason)
+    screen.document({"cleared": [to_plain(e) for e in chosen], "left": len(found) - len(chosen)})
+    screen.line(f"{len(chosen)} of {len(found)} entries taken out of {folder / 'quarantine.json'}.")
+    screen.line("What the pipeline's quarantine table holds stays held until its incident is decided.")
+    return Exit.DONE
+
+
+class _UsageError(CliError):
+    code = Exit.USAGE
+
+
+def _usage(message: str, remedy: str) -> CliError:
+    return _UsageError(message, remedy)
