@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ._phase import Phase
     from .checkpoint import CheckpointStore
+    from .checkpoint_together import save_together
     from .checks.weights import find_divergent_ranks
     from .errors import AgentError, ConfigurationError, SdcAlarm
     from .guard import Guard, attach
@@ -32,6 +33,7 @@ _HOME = {
     "AgentError": "errors",
     "AgentSettings": "settings",
     "CheckpointStore": "checkpoint",
+    "save_together": "checkpoint_together",
     "Phase": "_phase",
     "find_divergent_ranks": "checks.weights",
     "hold_while_quarantined": "hold",
@@ -50,6 +52,7 @@ __all__ = [
     "AgentError",
     "AgentSettings",
     "CheckpointStore",
+    "save_together",
     "Phase",
     "find_divergent_ranks",
     "hold_while_quarantined",

@@ -21,6 +21,7 @@ from . import exit_codes
 from ._alarm import versions
 from ._comm import Comm
 from ._refusals import diverging_hook, refuse_optimizers, unwrapped
+from ._shared_proof import prove_shared
 from .checkpoint import CheckpointStore
 from .checks.replay import LossFunction
 from .contract import Env, NodeRegistration
@@ -85,6 +86,7 @@ def set_up(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], wishes:
     own = agree_on_setup(comm, device, wishes, optimizers, parameters)
     self_test(comm, device)
     rank_map = gather_places(own.place(comm.rank, local_rank()), group)
+    prove_shared(comm, rank_map, own, wishes.checkpoints)
     partners(rank_map, 0)  # refuses layouts without an assignment, before the first update
     hook = diverging_hook(ddp)
     off = f"replicas may legally hold different weights under the communication hook {hook}" if hook else None

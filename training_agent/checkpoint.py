@@ -6,34 +6,22 @@ window and marks the ones inside it. `step-<n>/` holds `state.pt` and, written l
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .checkpoint_folder import MANIFEST, CheckpointInfo, inspect, seal, verify
 from .errors import CheckpointError
-from .shared_files import fsync_file, fsync_folder, write_atomic
+from .retention import last_full_pass, superfluous
+from .shared_files import fsync_folder
 
-MANIFEST = "manifest.json"
+__all__ = ["MANIFEST", "CheckpointInfo", "CheckpointStore"]
+
 STATE = "state.pt"
 _NAME = re.compile(r"^step-(\d+)(?:\.(doubtful|partial|replaced)-([0-9a-f]+))?$")
-_CHUNK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointInfo:
-    """One folder of the store. `reason` says why it is not to be resumed from, None for a sound one."""
-
-    step: int
-    path: Path
-    complete: bool
-    doubtful: bool = False
-    reason: str | None = None
-    world_size: int | None = None  # that saved it
 
 
 class CheckpointStore:
@@ -43,11 +31,16 @@ class CheckpointStore:
     ----------
     folder: on the job's shared file system.
     world_size: ranks of the job, recorded with each checkpoint.
+    keep_last: after each save delete sound ones beyond this many; None keeps all. One from before the last
+        passed checks always stays (`retention`); doubtful and partial ones are never deleted.
     """
 
-    def __init__(self, folder: Path, world_size: int) -> None:
+    def __init__(self, folder: Path, world_size: int, keep_last: int | None = None) -> None:
+        if keep_last is not None and keep_last < 1:
+            raise ValueError(f"keep_last={keep_last}: keep at least one checkpoint, or None for all")
         self.folder = Path(folder)
         self.world_size = world_size
+        self.keep_last = keep_last
 
     def save(self, step: int, state: Mapping[str, Any], manifest: Mapping[str, Any]) -> CheckpointInfo:
         """Write one checkpoint, on rank 0 only; a kill at any moment leaves the older ones untouched.
@@ -65,28 +58,49 @@ class CheckpointStore:
         """
         import torch
 
-        target = self.folder / f"step-{step}"
+        def write(folder: Path) -> None:
+            torch.save(dict(state), folder / STATE)
+            _require_readable(folder / STATE)
+
+        return self.save_with(step, write, manifest)
+
+    def save_with(
+        self, step: int, write: Callable[[Path], object], manifest: Mapping[str, Any]
+    ) -> CheckpointInfo:
+        """Write one checkpoint by a save function of yours, on rank 0 only; otherwise as `save`.
+
+        Parameters
+        ----------
+        write: gets an empty folder and puts whatever it likes into it, sub-folders included. What every rank
+            writes a part of (`torch.distributed.checkpoint`) is saved by `checkpoint_together.save_together`.
+
+        Raises
+        ------
+        OSError, CheckpointError: as `save`; and whatever `write` raises, with the folder left as partial.
+        """
+        partial = self.begin(step)
+        write(partial)
+        return self.complete(step, partial, manifest)
+
+    def begin(self, step: int) -> Path:
+        """An empty folder that is visibly no checkpoint yet; on rank 0."""
         partial = self.folder / f"step-{step}.partial-{secrets.token_hex(4)}"
         partial.mkdir(parents=True)
-        torch.save(dict(state), partial / STATE)
-        _require_readable(partial / STATE)
-        fsync_file(partial / STATE)
-        files = {STATE: {"sha256": _sha256(partial / STATE), "bytes": (partial / STATE).stat().st_size}}
-        record = {
-            "format": 1,
-            "step": step,
-            "world_size": self.world_size,
-            "files": files,
-            "sdc": dict(manifest),
-        }
-        write_atomic(
-            partial / MANIFEST, json.dumps(record, sort_keys=True, indent=1, allow_nan=False).encode()
-        )
+        return partial
+
+    def complete(self, step: int, partial: Path, manifest: Mapping[str, Any]) -> CheckpointInfo:
+        """Turn the folder of `begin` into the checkpoint of `step`, then let superfluous ones go."""
+        target = self.folder / f"step-{step}"
+        seal(partial, step, self.world_size, manifest)
         if target.exists():
             target.rename(_free_name(target, "replaced"))
         partial.rename(target)
         fsync_folder(self.folder)
-        return _inspect(target, step, None)
+        info = inspect(target, step, None)
+        if self.keep_last is not None:
+            for old in superfluous(self.list(), self.keep_last, last_full_pass(manifest)):
+                _delete(old.path)
+        return info
 
     def list(self) -> tuple[CheckpointInfo, ...]:
         """All checkpoints by step (as numbers: 9900 before 10000), partial and doubtful ones included."""
@@ -96,7 +110,7 @@ class CheckpointStore:
         for path in self.folder.iterdir():
             match = _NAME.match(path.name)
             if match and path.is_dir():
-                found.append(_inspect(path, int(match[1]), match[2]))
+                found.append(inspect(path, int(match[1]), match[2]))
         return tuple(sorted(found, key=lambda c: (c.step, c.path.name)))
 
     def newest(self, before: int | None = None) -> CheckpointInfo | None:
@@ -135,20 +149,27 @@ class CheckpointStore:
         """
         import torch
 
-        if not info.complete:
-            raise CheckpointError(f"Checkpoint {info.path} cannot be loaded: {info.reason}.")
-        record = _read_manifest(info.path)
-        for name, expected in record["files"].items():
-            if _sha256(info.path / name) != expected["sha256"]:
-                raise CheckpointError(
-                    f"Checkpoint file {info.path / name} is not what was written: its SHA-256 differs from "
-                    "the manifest's. Move the folder away to resume from an older one."
-                )
+        record = verify(info)
+        if STATE not in record["files"]:
+            raise CheckpointError(
+                f"Checkpoint {info.path} was not written by save(): read it with verified() and a load of "
+                "your own."
+            )
         try:
             state = torch.load(info.path / STATE, map_location="cpu", weights_only=True)
         except Exception as e:  # torch raises many kinds; all mean the same to the reader
             raise CheckpointError(f"Checkpoint file {info.path / STATE} cannot be read: {e}") from e
         return state, record["sdc"]
+
+    def verified(self, info: CheckpointInfo) -> tuple[Path, dict[str, Any]]:
+        """Folder and guard's manifest of a checkpoint that is what was written; for loads of your own.
+
+        Raises
+        ------
+        CheckpointError: incomplete, damaged or changed since it was written.
+        """
+        record = verify(info)
+        return info.path, record["sdc"]
 
     def mark_doubtful(self, first_step: int) -> tuple[Path, ...]:
         """Rename every checkpoint of `first_step` or later to `step-<n>.doubtful-<k>`; nothing is deleted."""
@@ -161,43 +182,6 @@ class CheckpointStore:
         if moved:
             fsync_folder(self.folder)
         return tuple(moved)
-
-
-def _inspect(path: Path, step: int, kind: str | None) -> CheckpointInfo:
-    if kind == "partial":
-        return CheckpointInfo(step, path, complete=False, reason="its save was interrupted")
-    doubtful = kind is not None
-    why = {"doubtful": "inside a suspect window", "replaced": "saved again later"}.get(kind or "")
-    try:
-        record = _read_manifest(path)
-        if record["step"] != step:
-            raise CheckpointError(f"its manifest is of step {record['step']}")
-        for name, expected in record["files"].items():
-            if (path / name).stat().st_size != expected["bytes"]:
-                raise CheckpointError(f"{name} has not the length that the manifest gives")
-    except (CheckpointError, OSError) as e:
-        return CheckpointInfo(step, path, complete=False, doubtful=doubtful, reason=str(e))
-    return CheckpointInfo(step, path, True, doubtful, why, record["world_size"])
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        record = json.loads((path / MANIFEST).read_bytes())
-        sound = (
-            type(record["step"]) is int
-            and type(record["world_size"]) is int
-            and isinstance(record["sdc"], dict)
-            and STATE in record["files"]
-            and all(Path(name).name == name for name in record["files"])  # nothing outside the folder
-            and all(type(f["sha256"]) is str and type(f["bytes"]) is int for f in record["files"].values())
-        )
-    except FileNotFoundError:
-        raise CheckpointError("it has no manifest, which is written last") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise CheckpointError(f"its manifest is damaged ({e})") from None
-    if not sound:
-        raise CheckpointError("its manifest is damaged")
-    return record  # type: ignore[no-any-return]
 
 
 def _require_readable(path: Path) -> None:
@@ -220,9 +204,8 @@ def _free_name(path: Path, kind: str) -> Path:
     return path.with_name(f"{path.name}.{kind}-{n}")
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as f:
-        while chunk := f.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+def _delete(path: Path) -> None:
+    """Take a checkpoint away; killed half-way, what is left is visibly none."""
+    going = path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
+    path.rename(going)
+    shutil.rmtree(going)

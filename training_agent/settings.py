@@ -61,6 +61,7 @@ class AgentSettings:
     quarantine_table: str | None = None
     hold_timeout: timedelta = field(default=DEFAULT_HOLD_TIMEOUT)
     termination_log: Path | None = None
+    allow_node_local: bool = False  # folders that nodes do not share are accepted
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, *, node: str | None = None) -> AgentSettings:
@@ -105,6 +106,7 @@ class AgentSettings:
             quarantine_table=env.get(Env.QUARANTINE_TABLE) or None,
             hold_timeout=_hold_timeout(env),
             termination_log=_termination_log(env),
+            allow_node_local=env.get(Env.ALLOW_NODE_LOCAL, "") in ("1", "true"),
         )
 
     def place(self, rank: int, local_rank: int) -> Place:

@@ -59,6 +59,7 @@ class Env(str, Enum):
     JOB_UID = "SDC_JOB_UID"
     ATTEMPT = "SDC_ATTEMPT"  # how often the job's processes were started together, from 1
     SHARED_DIR = "SDC_SHARED_DIR"  # folder on the job's shared file system
+    ALLOW_NODE_LOCAL = "SDC_ALLOW_NODE_LOCAL"  # 1: a folder that nodes do not share is accepted
     EVENT_BUS = "SDC_EVENT_BUS"
     QUARANTINE_TABLE = "SDC_QUARANTINE_TABLE"
     HOLD_TIMEOUT = "SDC_HOLD_TIMEOUT_SECONDS"

@@ -1,0 +1,135 @@
+"""One checkpoint's folder: its files, their hashes, its manifest, which is written last.
+
+In: a folder of `checkpoint.CheckpointStore`. Out: what is in it and whether it is whole; nothing is changed.
+Files may lie in sub-folders, as `torch.distributed.checkpoint` or a save function of the user's writes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from .errors import CheckpointError
+from .shared_files import fsync_file, fsync_folder, write_atomic
+
+MANIFEST = "manifest.json"
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """One folder of the store. `reason` says why it is not to be resumed from, None for a sound one."""
+
+    step: int
+    path: Path
+    complete: bool
+    doubtful: bool = False
+    reason: str | None = None
+    world_size: int | None = None  # that saved it
+    manifest: Mapping[str, Any] | None = None  # the guard's, of a complete one
+
+
+def seal(folder: Path, step: int, world_size: int, manifest: Mapping[str, Any]) -> None:
+    """Make every file durable, hash it, and write the manifest last.
+
+    Raises:
+        CheckpointError: there is nothing to seal.
+        OSError: disk full or no permission.
+    """
+    files = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        fsync_file(path)
+        name = path.relative_to(folder).as_posix()
+        files[name] = {"sha256": sha256(path), "bytes": path.stat().st_size}
+    if not files:
+        raise CheckpointError(f"The save function wrote no file into {folder}.")
+    for inner in (p for p in folder.rglob("*") if p.is_dir()):
+        fsync_folder(inner)
+    record = {
+        "format": 1,
+        "step": step,
+        "world_size": world_size,
+        "files": files,
+        "sdc": dict(manifest),
+    }
+    write_atomic(folder / MANIFEST, json.dumps(record, sort_keys=True, indent=1, allow_nan=False).encode())
+
+
+def verify(info: CheckpointInfo) -> dict[str, Any]:
+    """Compare every file with its SHA-256; the whole record.
+
+    Raises:
+        CheckpointError: incomplete, damaged or changed since it was written.
+    """
+    if not info.complete:
+        raise CheckpointError(f"Checkpoint {info.path} cannot be loaded: {info.reason}.")
+    record = read_manifest(info.path)
+    for name, expected in record["files"].items():
+        if sha256(info.path / name) != expected["sha256"]:
+            raise CheckpointError(
+                f"Checkpoint file {info.path / name} is not what was written: its SHA-256 differs from "
+                "the manifest's. Move the folder away to resume from an older one."
+            )
+    return record
+
+
+def inspect(path: Path, step: int, kind: str | None) -> CheckpointInfo:
+    """What is in a folder; `kind` is the word in its name, None for a plain one."""
+    if kind == "partial":
+        return CheckpointInfo(step, path, complete=False, reason="its save was interrupted")
+    doubtful = kind is not None
+    why = {"doubtful": "inside a suspect window", "replaced": "saved again later"}.get(kind or "")
+    try:
+        record = read_manifest(path)
+        if record["step"] != step:
+            raise CheckpointError(f"its manifest is of step {record['step']}")
+        for name, expected in record["files"].items():
+            if (path / name).stat().st_size != expected["bytes"]:
+                raise CheckpointError(f"{name} has not the length that the manifest gives")
+    except (CheckpointError, OSError) as e:
+        return CheckpointInfo(step, path, complete=False, doubtful=doubtful, reason=str(e))
+    return CheckpointInfo(step, path, True, doubtful, why, record["world_size"], record["sdc"])
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The record of a checkpoint's folder.
+
+    Raises:
+        CheckpointError: missing or damaged.
+    """
+    try:
+        record = json.loads((path / MANIFEST).read_bytes())
+        sound = (
+            type(record["step"]) is int
+            and type(record["world_size"]) is int
+            and isinstance(record["sdc"], dict)
+            and bool(record["files"])
+            and all(_inside(name) for name in record["files"])
+            and all(type(f["sha256"]) is str and type(f["bytes"]) is int for f in record["files"].values())
+        )
+    except FileNotFoundError:
+        raise CheckpointError("it has no manifest, which is written last") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise CheckpointError(f"its manifest is damaged ({e})") from None
+    if not sound:
+        raise CheckpointError("its manifest is damaged")
+    return record  # type: ignore[no-any-return]
+
+
+def _inside(name: str) -> bool:
+    """A plain relative path: a tampered manifest must not name what lies outside the folder."""
+    parts = PurePosixPath(name).parts
+    return bool(parts) and not PurePosixPath(name).is_absolute() and ".." not in parts
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal, of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as f:
+        while chunk := f.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
