@@ -253,7 +253,7 @@ class Replacer(Protocol):
 
 class Telemetry(Protocol):
     def around(self, gpu_uuids: Sequence[str], at: datetime) -> tuple[Reading, ...] | None:
-        """One reading per measure, around a moment; None when no telemetry is configured."""
+        """One reading per measure, minute by minute around a moment; None when no telemetry is configured."""
         ...
 
 

@@ -17,7 +17,7 @@ from .domain import mails
 from .domain.approval import Approval
 from .domain.wording import CHECKLIST, wording
 from .page import Response, page
-from .pictures import Picture, ring, timeline
+from .pictures import Picture, ring, sparklines, timeline
 
 MAX_RAW = 100_000  # characters of evidence on the page; the alarm itself is under 64 KB
 TYPED, REASON, DECISION = "typed", "reason", "decision"
@@ -68,7 +68,8 @@ def _pictures(approval: Approval) -> tuple[Picture, ...]:
     """None for a question of the version before, whose row holds no alarm."""
     if approval.alarm is None:
         return ()
-    drawn = (ring(approval.alarm, approval.ranks), timeline(approval.alarm))
+    alarm = approval.alarm
+    drawn = (ring(alarm, approval.ranks), timeline(alarm), sparklines(approval.telemetry))
     return tuple(picture for picture in drawn if picture is not None)
 
 

@@ -15,6 +15,7 @@ from training_agent.contract import Alarm
 
 from .errors import NeedsHumanError
 from .incident import Action, Incident
+from .telemetry import Reading
 from .times import moment
 
 __all__ = [
@@ -93,6 +94,7 @@ class Approval:
     alarm: Alarm | None = None  # the evidence itself, as bound by `evidence_hash`
     ranks: tuple[int, ...] = ()  # accused
     history: tuple[Past, ...] = ()  # newest first
+    telemetry: tuple[Reading, ...] = ()
     command: str = ""  # the deep health check that only a human may start
     synthetic: bool = False  # a fire drill
 

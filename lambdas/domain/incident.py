@@ -19,6 +19,7 @@ from .errors import (
     ReplacedByHyperPodError,
     WorldChangedError,
 )
+from .telemetry import Reading
 
 
 class State(str, Enum):
@@ -179,6 +180,7 @@ class Incident:
     decided_on: int = 0  # how many of them the last decision had seen
     synthetic: bool = False  # a fire drill: walks the path, touches nothing, can never replace
     telemetry: tuple[str, ...] | None = None  # lines around the alarm; None: not read
+    readings: tuple[Reading, ...] = ()  # what the lines were made of, for the page's pictures
     audits: tuple[AuditClaim, ...] = ()  # results of targeted audits
     updated_at: str = ""  # last progress, judged by the reconciler
     tries: dict[str, int] = field(default_factory=dict)  # bounded waits, by step

@@ -34,10 +34,15 @@ _TEXT = {
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The highest value of one measure on the accused GPUs, half an hour around the alarm."""
+    """One measure on the accused GPUs, half an hour around the alarm."""
 
     measure: Measure
-    value: float | None  # None: no data
+    value: float | None  # the highest; None: no data
+    points: tuple[float, ...] = ()  # the highest of each minute, oldest first; minutes without data left out
+
+    @property
+    def name(self) -> str:
+        return _TEXT[self.measure]
 
 
 def lines(readings: Sequence[Reading] | None) -> tuple[str, ...]:
@@ -46,6 +51,4 @@ def lines(readings: Sequence[Reading] | None) -> tuple[str, ...]:
         return ("no telemetry is configured for these GPUs: that says nothing about them",)
     if all(r.value is None for r in readings):
         return ("telemetry holds no data for these GPUs around the alarm: that says nothing about them",)
-    return tuple(
-        f"{_TEXT[r.measure]}: {'no data' if r.value is None else format(r.value, 'g')}" for r in readings
-    )
+    return tuple(f"{r.name}: {'no data' if r.value is None else format(r.value, 'g')}" for r in readings)

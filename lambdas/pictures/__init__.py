@@ -5,7 +5,8 @@ attributes, so that the pictures also stand without the style sheet.
 """
 
 from .ring import ring
+from .sparklines import sparklines
 from .svg import Picture
 from .timeline import timeline
 
-__all__ = ["Picture", "ring", "timeline"]
+__all__ = ["Picture", "ring", "sparklines", "timeline"]

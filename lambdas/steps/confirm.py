@@ -53,7 +53,7 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     if Confirm.HISTORY in row.confirm and incident.repeats is None:
         incident = replace(incident, repeats=_repeats(needs.incidents, incident))
     if Confirm.TELEMETRY in row.confirm and incident.telemetry is None:
-        incident = replace(incident, telemetry=_telemetry(needs, incident, alarm))
+        incident = _with_telemetry(needs, incident, alarm)
     facts = replace(facts, repeats=bool(incident.repeats or facts.repeats))
     if not wants_check(row, facts):
         story = f"history read: {'accused before' if incident.repeats else 'nothing before'}"
@@ -85,10 +85,12 @@ def _repeats(incidents: Incidents, incident: Incident) -> bool:
     return any(e.incident_id != incident.id for s in subjects for e in incidents.history(s))
 
 
-def _telemetry(needs: Needs, incident: Incident, alarm: Alarm) -> tuple[str, ...]:
+def _with_telemetry(needs: Needs, incident: Incident, alarm: Alarm) -> Incident:
     """What the GPUs' counters say around the alarm; their absence is said, never taken for health."""
     gpus = tuple(g for t in incident.targets for g in t.gpu_uuids)
     try:
-        return lines(needs.telemetry.around(gpus, moment(alarm.time)) if gpus else None)
+        readings = needs.telemetry.around(gpus, moment(alarm.time)) if gpus else None
     except PipelineError as e:
-        return (f"telemetry could not be read ({e}): that says nothing about the node",)
+        said = f"telemetry could not be read ({e}): that says nothing about the node"
+        return replace(incident, telemetry=(said,))
+    return replace(incident, telemetry=lines(readings), readings=readings or ())

@@ -112,6 +112,7 @@ def _approval(needs: Needs, incident: Incident, alarm: Alarm) -> Approval:
         alarm=alarm,
         ranks=incident.ranks,
         history=_history(needs.incidents, incident),
+        telemetry=incident.readings,
         command=mails.check_of(incident),
         synthetic=incident.synthetic,
     )

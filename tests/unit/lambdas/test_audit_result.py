@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lambdas.adapters.prometheus import Prometheus, _value
+from lambdas.adapters.prometheus import Prometheus, _values
 from lambdas.domain.errors import RefusedError, UnavailableError
 from lambdas.domain.incident import CheckResult, Incident
 from lambdas.domain.telemetry import Measure, Reading, lines
@@ -150,13 +150,14 @@ def test_zero_is_a_value_and_not_the_absence_of_one() -> None:
 
 def test_answers_of_the_query_api() -> None:
     def body(result: list[Any], status: str = "success") -> bytes:
-        return json.dumps({"status": status, "data": {"resultType": "vector", "result": result}}).encode()
+        return json.dumps({"status": status, "data": {"resultType": "matrix", "result": result}}).encode()
 
-    assert _value(body([{"metric": {}, "value": [1700000000.0, "3"]}])) == 3.0
-    assert _value(body([])) is None
-    for unreadable in (b"", b"<html>", b"[]", b'{"status": "success"}', body([{"value": []}])):
+    samples = [[1700000000.0, "3"], [1700000060.0, "NaN"], [1700000120.0, "4.5"]]
+    assert _values(body([{"metric": {}, "values": samples}])) == (3.0, 4.5)
+    assert _values(body([])) == ()
+    for unreadable in (b"", b"<html>", b"[]", b'{"status": "success"}', body([{"values": [[1]]}])):
         with pytest.raises(RefusedError):
-            _value(unreadable)
+            _values(unreadable)
 
 
 def test_no_workspace_is_no_telemetry_and_ids_cannot_change_the_query(
@@ -166,7 +167,8 @@ def test_no_workspace_is_no_telemetry_and_ids_cannot_change_the_query(
     assert Prometheus("").around(("GPU-1",), now) is None
     asked: list[str] = []
     prometheus = Prometheus("https://aps.example.com/workspaces/ws-1/")
-    monkeypatch.setattr(prometheus, "_highest", lambda query, at: asked.append(query))
+    monkeypatch.setattr(prometheus, "_points", lambda query, at: asked.append(query) or (1.0, 3.0, 2.0))
     readings = prometheus.around(("GPU-1a", 'x"} or up{a="'), now)
     assert readings is not None and len(readings) == len(Measure)
-    assert asked[0] == 'max(max_over_time(DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{UUID=~"GPU-1a"}[30m]))'
+    assert (readings[0].value, readings[0].points) == (3.0, (1.0, 3.0, 2.0))
+    assert asked[0] == 'max(max_over_time(DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{UUID=~"GPU-1a"}[1m]))'

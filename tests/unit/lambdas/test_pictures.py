@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from lambdas.domain.telemetry import Measure, Reading
 from lambdas.page import STYLE
-from lambdas.pictures import ring, svg, timeline
+from lambdas.pictures import ring, sparklines, svg, timeline
 from training_agent.contract import Pair
 
 from .document import Document
@@ -108,3 +109,18 @@ def test_any_window_is_drawn_inside_its_frame(step: int) -> None:
     alarm = replace(alarm_of("C1"), step=step, suspect_window=(step, 0))
     xs = [float(x) for x in re.findall(r' (?:x|cx)="(-?[\d.]+)"', str(timeline(alarm).svg))]
     assert xs and all(0 <= x <= 360 for x in xs)
+
+
+def test_telemetry_is_drawn_where_there_is_data_and_never_taken_for_health() -> None:
+    readings = (
+        Reading(Measure.ECC_SINGLE_BIT, 9.0, (0.0, 0.0, 4.0, 9.0)),
+        Reading(Measure.TEMPERATURE, 71.0, (71.0,)),
+        Reading(Measure.XID, None),
+    )
+    picture = sparklines(readings)
+    assert picture is not None and str(picture.svg).count("<polyline") == 2
+    assert "corrected ECC errors: from 0 to 9." in picture.text and "last Xid: no data." in picture.text
+    assert "does not exonerate" in picture.text
+    assert sparklines(()) is None and sparklines((Reading(Measure.XID, None),)) is None
+    steep = sparklines((Reading(Measure.XID, 1e308, (-1e308, 1e308) * 900),))
+    assert steep is not None and len(str(steep.svg)) < 4_000 and "nan" not in str(steep.svg)

@@ -194,7 +194,7 @@ def test_a_link_leads_to_its_approval_and_is_none_itself(tables: None) -> None:
 def test_an_approval_of_the_version_before_is_read_and_its_link_still_leads_to_it(tables: None) -> None:
     """It stood under the hash of its one secret and said "mailed" as a flag, also inside the document."""
     old = json.loads(encode(replace(an_approval(), approval_id="c" * 64)))
-    for new in ("mailed", "job_uid", "row", "alarm", "ranks", "history", "command", "synthetic"):
+    for new in ("mailed", "job_uid", "row", "alarm", "ranks", "history", "telemetry", "command", "synthetic"):
         del old[new]
     item = {
         "approval_id": "c" * 64, "incident_id": "incident", "document": json.dumps({**old, "mailed": True}),
