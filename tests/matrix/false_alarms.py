@@ -19,10 +19,19 @@ RANKS = 3
 STEPS = 2000  # of each kind: 10,000 audited steps in all
 
 
-def count(steps: int, timeout: float) -> dict[str, list[dict[str, Any]]]:
+def count(steps: int, timeout: float, *kinds: str) -> dict[str, list[dict[str, Any]]]:
     """Per kind of model what each rank counted."""
     with tempfile.TemporaryDirectory() as folder:
-        launch("tests.matrix.quiet_job", RANKS, Path(folder), str(steps), timeout=timeout, gpus=1)
+        launch(
+            "tests.matrix.quiet_job",
+            RANKS,
+            Path(folder),
+            str(steps),
+            *kinds,
+            timeout=timeout,
+            gpus=1,
+            show=True,
+        )
         ranks = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(RANKS)]
     return {kind: [rank[kind] for rank in ranks] for kind in ranks[0]}
 

@@ -12,8 +12,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def launch(module: str, ranks: int, folder: Path, *args: str, timeout: float, gpus: int = 2) -> None:
+def launch(
+    module: str, ranks: int, folder: Path, *args: str, timeout: float, gpus: int = 2, show: bool = False
+) -> None:
     """Run `python -m module folder *args` on every rank, `gpus` of them on a node, and wait.
+
+    With `show` the lines of rank 0 that begin with "- " come on stderr as they are written.
 
     Raises:
         RuntimeError: a rank failed or the time is over; with the end of the log of the first that failed.
@@ -42,13 +46,16 @@ def launch(module: str, ranks: int, folder: Path, *args: str, timeout: float, gp
                     stderr=subprocess.STDOUT,
                 )
             )
-    deadline, failed = time.monotonic() + timeout, None
+    deadline, failed, shown = time.monotonic() + timeout, None, 0
     try:
         while any(p.poll() is None for p in processes) and time.monotonic() < deadline:
             failed = next((r for r, p in enumerate(processes) if p.poll()), None)
             if failed is not None:
                 break
             time.sleep(0.1)
+            shown = _progress(logs[0], shown) if show else 0
+        if show:
+            _progress(logs[0], shown)
         failed = next((r for r, p in enumerate(processes) if p.poll() != 0), None)
     finally:
         for p in processes:
@@ -58,3 +65,12 @@ def launch(module: str, ranks: int, folder: Path, *args: str, timeout: float, gp
         code = processes[failed].returncode
         text = logs[failed].read_text(errors="replace")[-4000:]
         raise RuntimeError(f"{module}: rank {failed} of {ranks} ended with {code}\n{text}")
+
+
+def _progress(log: Path, shown: int) -> int:
+    """Show the whole lines since byte `shown`; the byte to go on from."""
+    lines = log.read_bytes()[shown:].splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith(b"\n")]
+    sys.stderr.write(b"".join(line for line in whole if line.startswith(b"- ")).decode(errors="replace"))
+    sys.stderr.flush()
+    return shown + sum(map(len, whole))

@@ -239,6 +239,7 @@ def table(seeds: int) -> str:
         "|---|---|---|" + "---|" * (len(CHECKS) + 2),
     ]
     for name, count in rows(seeds):
+        sys.stderr.write(f"- {name}: {count.flips} flips\n")
         missed = sum(count.missed_bits.values())
         bits = _ranges(sorted(count.missed_bits)) or "-"
         seen = " | ".join(str(count.seen[check]) for check in CHECKS)
