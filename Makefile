@@ -10,7 +10,7 @@ READY := $(VENV)/.ready-$(TORCH)
 export PYTHONPATH := $(CURDIR)
 export JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION := 1
 
-.PHONY: help demo test test-browser matrix lint synth deploy-local validate wheel soak mutants clean
+.PHONY: help demo test test-browser matrix lint synth deploy-local validate wheel soak mutants clean bench bench-gpu
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -37,6 +37,12 @@ lint: $(READY)  ## ruff, mypy, import-linter
 	@failed=; for tool in "$(PY) -m ruff check ." "$(PY) -m ruff format --check ." "$(PY) -m mypy" \
 	  "$(VENV)/bin/lint-imports --no-logo"; do $$tool || failed="$$failed [$$tool]"; done; \
 	  [ -z "$$failed" ] || { echo "lint failed:$$failed"; exit 1; }
+
+bench: $(READY)  ## what the checks cost on this machine, into out/bench.json; WRITE=1 also into docs/performance.md; QUICK=1
+	@OMP_NUM_THREADS=1 $(PY) -m tests.bench $(if $(WRITE),--write) $(if $(QUICK),--quick)
+
+bench-gpu:  ## the same on one GPU, with the machine's own python3 and torch; prints JSON
+	@$(PYTHON) -m tests.bench.gpu
 
 synth: $(READY)  ## the CloudFormation template into cdk.out/, offline, no account
 	@CDK_OUTDIR=cdk.out $(PY) app.py && ls cdk.out/*.template.json

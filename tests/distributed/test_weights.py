@@ -15,7 +15,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from training_agent.checks.weights import Divergence, find_divergent_ranks, vote
+from training_agent.checks.weights import GATHER_BYTES, Divergence, find_divergent_ranks, judge, vote
+from training_agent.digest import digest
 
 Spoil = Callable[[dict[str, Tensor], int], None]
 
@@ -198,7 +199,44 @@ def test_nothing_to_compare_is_not_a_pass_of_anything(three: dict[str, Any]) -> 
 
 def test_vote_needs_more_than_half() -> None:
     a, b, c = (1, 1, 1), (2, 2, 2), (3, 3, 3)
-    assert vote([[a], [a], [b], [b]]) == (set(), {0, 1, 2, 3})
-    assert vote([[a], [a], [a], [b]]) == ({3}, set())
-    assert vote([[a], [a], [b], [c]]) == (set(), {0, 1, 2, 3})
-    assert vote([[a, a], [a, b], [b, c]]) == ({2}, {0, 1, 2})
+    assert vote(torch.tensor([[a], [a], [b], [b]])) == (set(), {0, 1, 2, 3})
+    assert vote(torch.tensor([[a], [a], [a], [b]])) == ({3}, set())
+    assert vote(torch.tensor([[a], [a], [b], [c]])) == (set(), {0, 1, 2, 3})
+    assert vote(torch.tensor([[a, a], [a, b], [b, c]])) == ({2}, {0, 1, 2})
+
+
+class Simulated:
+    """All ranks' tables in one process; counts what each rank would receive."""
+
+    def __init__(self, tables: Tensor) -> None:
+        self.tables, self.taken, self.largest = tables, 0, 0
+
+    def gather(self, rows: Tensor) -> Tensor:
+        if rows.shape[0] == 1 and not torch.equal(rows[0], self.tables[0, 0]):
+            out = digest(list(self.tables)).unsqueeze(1)
+        else:
+            out = self.tables[:, self.taken : self.taken + len(rows)]
+            self.taken += len(rows)
+        self.largest = max(self.largest, out.nbytes)
+        return out
+
+
+def test_a_mismatch_in_a_job_of_16384_ranks_and_1000_tensors_stays_below_16_mb_a_rank() -> None:
+    common = torch.arange(3000).view(1, 1000, 3)
+    one_bad = Simulated(common.expand(16_384, 1000, 3))
+    one_bad.tables = one_bad.tables.clone()
+    one_bad.tables[4711, 3:] += 1
+    assert judge(one_bad.tables[0], 16_384, one_bad.gather) == ({4711}, set())
+    assert one_bad.taken == 0, "one row a rank was enough"
+    assert one_bad.largest == 16_384 * 24
+
+
+def test_without_a_common_table_tensors_are_judged_one_by_one_within_the_same_memory() -> None:
+    """More than half of the ranks differ, each in another tensor: every one of them is outvoted there."""
+    ranks = 2048
+    job = Simulated(torch.arange(3000).view(1, 1000, 3).repeat(ranks, 1, 1))
+    bad = set(range(0, ranks - 500))
+    for rank in bad:
+        job.tables[rank, rank % 997] += 1 + rank
+    assert judge(job.tables[ranks - 1], ranks, job.gather) == (bad, set())
+    assert job.taken == 1000 and job.largest <= GATHER_BYTES

@@ -5,8 +5,7 @@ Next step: the guard turns a divergence into an alarm; nothing is named without 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-Row = tuple[int, ...]
+GATHER_BYTES = 16 * 2**20  # of a vote, per rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,8 @@ def find_divergent_ranks(tensors: Mapping[str, Tensor], group: ProcessGroup | No
     """Compare replicas bit by bit; a collective of `group`, with one host synchronisation.
 
     Healthy replicas cost one MAX all-reduce of [x, ~x] over their digests: max(x) = min(x) in every word if
-    and only if all are equal, whatever the number of ranks. Only then are the rows of the differing tensors
-    gathered and voted on.
+    and only if all are equal, whatever the number of ranks. Only then are rows
+    gathered and voted on, see `judge`.
 
     Args:
         tensors: the same names in the same order on every rank, all on one device.
@@ -59,11 +58,14 @@ def find_divergent_ranks(tensors: Mapping[str, Tensor], group: ProcessGroup | No
     suspects = [i for i, flag in enumerate(flags) if flag]
     if not suspects:
         return Divergence(bytes_compared=compared, tensors_compared=len(names))
-    mine = own[suspects].contiguous()
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, mine, group=group)
-    tables = [[tuple(row) for row in table.tolist()] for table in gathered]
-    outvoted, undecided = vote(tables)
+    world = dist.get_world_size(group)
+
+    def gather(rows: Tensor) -> Tensor:
+        out = rows.new_empty(world * len(rows), WORDS)
+        dist.all_gather_into_tensor(out, rows.contiguous(), group=group)
+        return out.view(world, len(rows), WORDS).cpu()
+
+    outvoted, undecided = judge(own[suspects], world, gather)
     members = dist.get_process_group_ranks(group) if group is not None else range(dist.get_world_size())
     return Divergence(
         tensors=tuple(names[i] for i in suspects),
@@ -74,21 +76,47 @@ def find_divergent_ranks(tensors: Mapping[str, Tensor], group: ProcessGroup | No
     )
 
 
-def vote(tables: Sequence[Sequence[Row]]) -> tuple[set[int], set[int]]:
-    """Judge each tensor by itself.
+def judge(mine: Tensor, world: int, gather: Callable[[Tensor], Tensor]) -> tuple[set[int], set[int]]:
+    """Who is outvoted, and who is involved where nobody is; a collective that needs GATHER_BYTES at most.
+
+    One row per rank stands for its whole table. Where more than half of the ranks hold one table, they are
+    the majority of each tensor, and whoever holds another is outvoted on some tensor: nothing more is needed.
+    Only otherwise are tensors voted on one by one, as many at a time as fit.
 
     Args:
-        tables: per rank the digest rows of the differing tensors, in the same order.
+        mine: int64 [tensors, 3], this rank's rows of the tensors that differ somewhere.
+        gather: collects such rows from all `world` ranks into [ranks, tensors, 3].
+    """
+    import torch
+
+    outvoted, _ = vote(gather(digest([mine])))
+    if outvoted:
+        return outvoted, set()
+    undecided: set[int] = set()
+    for rows in torch.split(mine, max(1, GATHER_BYTES // (world * mine[0].nbytes))):
+        more, open_ = vote(gather(rows))
+        outvoted |= more
+        undecided |= open_
+    return outvoted, undecided
+
+
+def vote(tables: Tensor) -> tuple[set[int], set[int]]:
+    """Judge each tensor by itself.
+
+    If more than half of the ranks hold one row, each of its words is the median of that word.
+
+    Args:
+        tables: int64 [ranks, tensors, 3], the digest rows of the differing tensors.
 
     Returns:
         Ranks outvoted by more than half of all for some tensor; ranks of tensors without such a majority.
     """
-    outvoted: set[int] = set()
-    undecided: set[int] = set()
-    for copies in zip(*tables, strict=True):
-        row, count = Counter(copies).most_common(1)[0]
-        if 2 * count > len(copies):
-            outvoted |= {rank for rank, copy in enumerate(copies) if copy != row}
-        else:
-            undecided |= set(range(len(copies)))
-    return outvoted, undecided
+    ranks = len(tables)
+    same = (tables == tables[0]).all(dim=2)
+    unlike_first = 2 * same.sum(0) <= ranks
+    if unlike_first.any():
+        some = tables[:, unlike_first]
+        same[:, unlike_first] = (some == some.median(dim=0).values).all(dim=2)
+    decided = 2 * same.sum(0) > ranks
+    outvoted = set((~same[:, decided]).any(dim=1).nonzero().flatten().tolist())
+    return outvoted, set() if decided.all() else set(range(ranks))

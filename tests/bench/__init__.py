@@ -1,0 +1,1 @@
+"""`make bench` and `make bench-gpu`: what the checks cost, beside plain DDP and the published design."""

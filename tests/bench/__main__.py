@@ -1,0 +1,130 @@
+"""`python -m tests.bench`: what the checks cost, into out/bench.json and, with --write, docs/performance.md.
+
+--quick takes a minute and proves that it runs; its figures prove nothing. Exit code 1 when the A/A row was
+not quiet: the run is void.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.bench import digests, figures, markdown, scale, startup
+from tests.bench.figures import Round
+from tests.matrix.launch import launch
+
+OUT = Path("out/bench.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One process group."""
+
+    ranks: int
+    tokens: int  # per rank and step
+    seconds: float  # of measuring, at least one block
+
+    @property
+    def key(self) -> str:
+        """For the JSON."""
+        return f"{self.ranks} ranks, {self.tokens} tokens"
+
+
+FULL = (Case(2, 96, 75), Case(2, 1024, 110), Case(4, 96, 100), Case(4, 1024, 150))
+QUICK = (Case(2, 96, 1),)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smallest model, one process group")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/performance.md")
+    given = parser.parse_args()
+    found = measure(QUICK, "TINY") if given.quick else measure(FULL, "SMALL")
+    found["digest"] = digests.measure((4,), 2) if given.quick else digests.measure()
+    found["scale"] = scale.measure(512, 50) if given.quick else scale.measure()
+    found["start"] |= startup.measure()
+    OUT.parent.mkdir(exist_ok=True)
+    OUT.write_text(json.dumps(found, indent=1) + "\n")
+    text = markdown.tables(found)
+    sys.stdout.write(text)
+    if given.write and not given.quick:
+        markdown.write(text)
+    return 1 if found["void"] else 0
+
+
+def measure(cases: tuple[Case, ...], size: str) -> dict[str, Any]:
+    """The step benchmark; top-level figures are those of the first case."""
+    by_case: dict[str, Any] = {}
+    for case in cases:
+        sys.stderr.write(f"bench: {case.key}, about {case.seconds:.0f} s\n")
+        by_case[case.key] = _case(case, size)
+    first = by_case[cases[0].key]
+    return {
+        "machine": machine(),
+        "parameters": first["parameters"],
+        "void": any(c["void"] for c in by_case.values()),
+        "a_a_pct": first["a_a_pct"],
+        "overhead": first["overhead"],
+        "operations": first["operations"],
+        "start": {"attach_and_first_steps_s": first["start_s"]},
+        "cases": by_case,
+    }
+
+
+def _case(case: Case, size: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        args = (str(case.tokens), str(case.seconds), size)
+        launch("tests.bench.worker", case.ranks, Path(folder), *args, timeout=600, gpus=1)
+        raw = json.loads((Path(folder) / "rounds.json").read_text())
+    rounds = [Round(r["kind"], r["seconds"]) for r in raw["rounds"]]
+    a_a = figures.quiet(rounds)
+    overhead = figures.overhead(rounds)
+    for schedule in overhead.values():
+        schedule |= {"a_a_pct": round(a_a, 2), "operations": raw["operations"]}
+    return {
+        "a_a_pct": round(a_a, 2),
+        "void": abs(a_a) > figures.QUIET_PCT,
+        "rounds": len(rounds),
+        "plain_step_s": round(figures.plain_step(rounds), 4),
+        "overhead": overhead,
+        "steps_pct": figures.by_kind(rounds),
+        "operations": raw["operations"],
+        "start_s": {name: round(s, 3) for name, s in raw["start_s"].items()},
+        "parameters": raw["parameters"],
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Where and with what."""
+    cpu = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "load_before": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "digest_backend": "compiled" if digests.compiled() else "portable",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""What 16,384 ranks cost, computed on one process: rank map, partners, weight vote, alarm."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from training_agent._alarm import Passes, Sighting, build, weights_findings
+from training_agent.checks.weights import Divergence, judge
+from training_agent.contract import Check, Place
+from training_agent.contract import Job as JobName
+from training_agent.contract.codec import encode
+from training_agent.placement import RankMap, partners, quorum
+from training_agent.settings import AgentSettings
+
+RANKS, GPUS, TENSORS = 16_384, 8, 1_000
+
+
+def measure(ranks: int = RANKS, tensors: int = TENSORS) -> dict[str, Any]:
+    """One figure each; the job's own collectives are not in them."""
+    out: dict[str, Any] = {"ranks": ranks, "tensors": tensors}
+    places = tuple(
+        Place(r, r % GPUS, f"hyperpod-i-{r // GPUS:017x}", f"i-{r // GPUS:017x}", f"GPU-{r}", None, None)
+        for r in range(ranks)
+    )
+    rank_map = _timed(out, "rank_map_s", lambda: RankMap(places))
+    _timed(out, "partners_s", lambda: partners(rank_map, 3))
+    _timed(out, "quorum_s", lambda: quorum(rank_map, ranks // 2, 1))
+    common = torch.randint(-(2**62), 2**62, (1, tensors, 3))
+    one_bad = Job(common, {ranks // 3: slice(None)}, ranks)
+    _timed(out, "weights_one_bad_rank_s", one_bad.judge, one_bad)
+    out["weights_one_bad_rank_bytes"] = one_bad.largest
+    half = {r: slice(r % tensors, r % tensors + 1) for r in range(ranks // 2 + 1)}
+    many_bad = Job(common, half, ranks)
+    _timed(out, "weights_half_of_the_ranks_bad_s", many_bad.judge, many_bad)
+    out["weights_half_of_the_ranks_bad_bytes"] = many_bad.largest
+    divergence = Divergence(tuple(f"layer.{i}" for i in range(tensors)), (ranks // 3,), (), 1, tensors)
+    sighting = Sighting(Check.WEIGHTS, 100, weights_findings(divergence, rank_map), divergence=divergence)
+    settings = AgentSettings("bench", JobName("bench", "uid"), places[0].node)
+    first: Any = SimpleNamespace(rank=0, from_first=lambda value: value)  # rank 0's own answer
+    alarm = _timed(out, "alarm_s", lambda: build(sighting, Passes(90, 90), rank_map, settings, first, None))
+    out["alarm_bytes"] = len(encode(alarm))
+    return out
+
+
+class Job:
+    """All ranks' tables in one process: a common one, and which rows are wrong on which rank."""
+
+    def __init__(self, common: torch.Tensor, wrong: dict[int, slice], ranks: int) -> None:
+        self.common, self.wrong, self.ranks = common, wrong, ranks
+        self.at = self.largest = 0
+        self.building_s = 0.0  # of the simulation itself
+
+    def judge(self) -> None:
+        """The localisation, as every rank runs it."""
+        outvoted, undecided = judge(self.common[0], self.ranks, self._gather)
+        assert outvoted == set(self.wrong) and not undecided
+
+    def _gather(self, rows: torch.Tensor) -> torch.Tensor:
+        start = time.perf_counter()
+        whole = len(rows) == 1 and self.at == 0  # the row that stands for the table
+        part = rows if whole else self.common[0, self.at : self.at + len(rows)]
+        out = part.expand(self.ranks, len(part), 3).clone()
+        for rank, columns in self.wrong.items():
+            if whole:
+                out[rank] += rank + 1
+            else:
+                low, high = columns.start or 0, columns.stop or self.common.shape[1]
+                out[rank, max(0, low - self.at) : max(0, high - self.at)] += rank + 1
+        self.at += 0 if whole else len(rows)
+        self.largest = max(self.largest, out.nbytes)
+        self.building_s += time.perf_counter() - start
+        return out
+
+
+def _timed(out: dict[str, Any], name: str, action: Any, job: Job | None = None) -> Any:
+    start = time.perf_counter()
+    result = action()
+    simulated = 0.0 if job is None else job.building_s
+    out[name] = round(time.perf_counter() - start - simulated, 4)
+    return result

@@ -1,0 +1,80 @@
+"""One rank that counts what the guard adds to a healthy step: host syncs, collectives, bytes.
+
+Usage: cost_worker.py OUT_DIR, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.bench.counting import counted
+from tests.bench.model import TINY, Decoder, batch_for, compute_loss
+from tests.bench.subjects import settings_for
+from training_agent import Schedule, attach
+
+STEPS = 3  # the last one is counted: DDP has its final buckets, a deferred guard has something to read
+
+
+def main(out: Path) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    found = {}
+    for mode in ("immediate", "deferred"):
+        for name, user in (("guarded", lambda loss: None), ("with item", lambda loss: loss.item())):
+            plain, _ = count(rank, None, lambda loss: None)
+            guarded, parameters = count(rank, mode, user)
+            added = guarded.less(plain)
+            found[f"{mode}, {name}"] = {**added.as_dict(), "gradient_bytes": parameters}
+    (out / f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def count(rank: int, mode: str | None, user: Callable[[torch.Tensor], Any]) -> Any:
+    """Counts between two optimizer steps, and the bytes of all gradients; `user` is more of the loop."""
+    torch.manual_seed(1)
+    ddp = DistributedDataParallel(Decoder(TINY))
+    optimizer = torch.optim.AdamW(ddp.parameters(), fused=True)
+    loss_of: Callable[..., torch.Tensor] = compute_loss
+    if mode is not None:
+        schedule = Schedule(None, 100, None)
+        guard = attach(
+            ddp,
+            optimizer,
+            compute_loss=compute_loss,
+            schedule=schedule,
+            settings=settings_for(rank),
+            mode=mode,
+        )
+        loss_of = guard.compute_loss
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        loss = loss_of(ddp, batch_for(TINY, 64, rank, number))
+        loss.backward()
+        user(loss)
+        optimizer.step()
+
+    for number in range(1, STEPS):
+        step(number)
+    counts = counted(lambda: step(STEPS))
+    if mode is not None:
+        guard.close()
+    return counts, sum(p.numel() * p.element_size() for p in ddp.parameters())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,63 @@
+"""What a healthy step costs beside plain DDP, counted: the same for any number of ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.matrix.launch import launch
+
+RANKS = [2, 4]
+
+
+@pytest.fixture(scope="module")
+def added(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    """By number of ranks: what the guard adds to a step of plain DDP, in each mode."""
+    found = {}
+    for ranks in RANKS:
+        folder: Path = tmp_path_factory.mktemp(f"ranks-{ranks}")
+        launch("tests.distributed.cost_worker", ranks, folder, timeout=200)
+        found[ranks] = json.loads((folder / "0.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_immediate_mode_waits_for_the_device_once_a_step(added: dict[int, Any], ranks: int) -> None:
+    step = added[ranks]["immediate, guarded"]
+    assert step["host_syncs"] == 1, step["by_name"]
+    assert step["late_reads"] == 0
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_deferred_mode_never_waits_and_reads_the_last_steps_flags(added: dict[int, Any], ranks: int) -> None:
+    step = added[ranks]["deferred, guarded"]
+    assert step["host_syncs"] == 0, step["by_name"]
+    assert step["late_reads"] == 1
+
+
+@pytest.mark.parametrize("mode", ["immediate", "deferred"])
+def test_one_item_more_in_the_users_step_is_counted(added: dict[int, Any], mode: str) -> None:
+    """Otherwise the two tests above would prove nothing."""
+    for ranks in RANKS:
+        step, more = added[ranks][f"{mode}, guarded"], added[ranks][f"{mode}, with item"]
+        assert more["host_syncs"] == step["host_syncs"] + 1
+
+
+@pytest.mark.parametrize("mode", ["immediate", "deferred"])
+def test_one_small_all_reduce_a_step_whatever_the_number_of_ranks(added: dict[int, Any], mode: str) -> None:
+    for ranks in RANKS:
+        step = added[ranks][f"{mode}, guarded"]
+        assert step["collectives"] == step["by_name"]["c10d::allreduce_"] == 1
+        assert step["sent_bytes"] <= 32
+    assert added[2][f"{mode}, guarded"] == added[4][f"{mode}, guarded"]
+
+
+@pytest.mark.parametrize("mode", ["immediate", "deferred"])
+def test_each_gradient_is_read_once_before_and_once_after_its_reduction(
+    added: dict[int, Any], mode: str
+) -> None:
+    step = added[2][f"{mode}, guarded"]
+    assert step["norm_bytes"] == 2 * step["gradient_bytes"]
