@@ -57,7 +57,7 @@ node_modules/.package-lock.json: package-lock.json
 deploy-local: $(READY) node_modules/.package-lock.json .venv-deploy/.ready  ## the CDK CLI deploys into a local AWS; an alarm reaches the waiting approval
 	@$(PY) -m tests.deploy.local --ministack-python .venv-deploy/bin/python
 
-validate: $(READY) node_modules/.package-lock.json  ## two more validators of the state machine, and cfn-lint
+validate: $(READY) node_modules/.package-lock.json  ## the stack before validators that are not ours: state machine, template, IAM
 	@$(PY) -m tests.deploy.validate
 
 wheel: $(READY)  ## the agent's wheel into dist/

@@ -50,12 +50,16 @@ VERDICT = (
     "approval",
     "approver",
 )
-# The page that shows never sees the task token: only these attributes may be asked for.
+# The page that shows never sees the task token: only these attributes may be asked for, and a read that names
+# none, which would return everything, is denied (ForAllValues alone holds for a key that is absent).
 SHOW = Allow(
     "dynamodb",
     ("GetItem",),
     at=(Place.APPROVALS,),
-    conditions={"ForAllValues:StringEquals": {"dynamodb:Attributes": list(VERDICT)}},
+    conditions={
+        "ForAllValues:StringEquals": {"dynamodb:Attributes": list(VERDICT)},
+        "Null": {"dynamodb:Attributes": "false"},
+    },
 )
 ANSWER = Allow(
     "states",
@@ -80,9 +84,12 @@ FAILURES = Allow("sqs", ("SendMessage",), at=(Place.FUNCTION_DEAD_LETTERS,))  # 
 TELEMETRY = Allow("aps", ("QueryMetrics",), at=(Place.TELEMETRY,))
 BREAKER = Allow(
     "dynamodb",
-    ("GetItem", "UpdateItem"),
+    ("UpdateItem",),
     at=(Place.CONTROL,),
-    conditions={"ForAllValues:StringEquals": {"dynamodb:LeadingKeys": ["breaker"]}},
+    conditions={
+        "ForAllValues:StringEquals": {"dynamodb:LeadingKeys": ["breaker"]},
+        "Null": {"dynamodb:LeadingKeys": "false"},
+    },
 )
 REPLACING = (  # whatever the method
     *KUBERNETES,

@@ -1,26 +1,32 @@
 """`make validate`: the synthesized stack before validators that are not ours.
 
-In: the template. Out: exit code 0 when asl-validator and statelint accept the resolved state machine and
-cfn-lint the template. cfn-lint checks no definition that is joined from parts, which is why the machine is
-resolved first.
+In: the template, the recorded requests. Out: exit code 0 when asl-validator and statelint accept the resolved
+state machine, cfn-lint the template, and iam-simulate allows what the handlers ask for and denies what they
+must not do. cfn-lint checks no definition that is joined from parts, which is why the machine is resolved
+first.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from emulator.names import ACCOUNT, arn
 from infra.bundling import ROOT
 from infra.synth import synthesize
+from tests.deploy import deployed, must_not, recording
 
 BIN = ROOT / "node_modules" / ".bin"
 ARN = "arn:aws:lambda:us-east-1:123456789012:function:"
 # W3005: CDK writes DependsOn that GetAtt implies.
 # W3037: its list of actions is older than ListClusterOperations.
 IGNORED = ("W3005", "W3037")
+UNKNOWN_TO_SIMULATOR = {"sagemaker:ListClusterOperations"}  # newer than its list of actions
+DENIALS = {"ImplicitlyDenied", "ExplicitlyDenied"}
 
 
 def definition(template: Path) -> str:
@@ -31,6 +37,34 @@ def definition(template: Path) -> str:
         part if isinstance(part, str) else ARN + part["Fn::GetAtt"][0] if "Fn::GetAtt" in part else "aws"
         for part in parts
     )
+
+
+def simulated(folder: Path) -> list[str]:
+    """Where the IAM simulator sees it otherwise than it should be; sentences."""
+    roles = deployed.roles(folder)
+    asked = [(r.function.removesuffix("Function"), r.request, "Allowed") for r in recording.load()]
+    asked += [(function, request, "denied") for function, request in must_not.MUST_NOT]
+    asked = [q for q in asked if q[1].action not in UNKNOWN_TO_SIMULATOR]
+    questions = [
+        {
+            "action": request.action,
+            "resource": request.resource,
+            "context": {key: list(values) for key, values in request.context.items()},
+            "role": arn("iam", f"role/{function}Role", region=""),
+            "account": ACCOUNT,
+            "statements": roles[function],
+        }
+        for function, request, _ in asked
+    ]
+    script = [shutil.which("node") or "node", str(Path(__file__).with_name("simulate.mjs"))]
+    done = subprocess.run(
+        script, input=json.dumps(questions), cwd=ROOT, capture_output=True, text=True, check=True, timeout=300
+    )
+    return [
+        f"{function}: {request.action} on {request.resource} {dict(request.context)}: {answer}, not {wanted}"
+        for (function, request, wanted), answer in zip(asked, json.loads(done.stdout), strict=True)
+        if answer != wanted and not (wanted == "denied" and answer in DENIALS)
+    ]
 
 
 def main() -> int:
@@ -56,6 +90,9 @@ def main() -> int:
             failed += bool(done.returncode)
             verdict = "no complaint" if not done.returncode else done.stdout + done.stderr
             sys.stdout.write(f"{Path(command[0]).name}: {verdict}\n")
+        wrong = simulated(Path(name))
+        failed += bool(wrong)
+        sys.stdout.write("iam-simulate: " + ("\n".join(wrong) or "no complaint") + "\n")
     return failed
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from emulator.cloud import LocalCloud
 from infra.synth import synthesize
+from tests.deploy import recording
 from tests.workflow.scenario import APPROVER, Scenario
 
 CONTEXT = {
@@ -47,6 +48,7 @@ def cloud(template: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
         warm_up.start()  # while the first scenario walks its first steps
         yield running
         warm_up.join()
+    recording.compare(work_dir)
 
 
 @pytest.fixture
