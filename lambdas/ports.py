@@ -182,8 +182,11 @@ class Registrations(Protocol):
 
 class Quarantine(Protocol):
     def put_mode(self, mode: Mode) -> None: ...
-    def hold(self, subject: str, occurrence: str, incident_id: str, at: datetime) -> None: ...
-    def release(self, subject: str, occurrence: str, incident_id: str, at: datetime) -> bool:
+    def hold(self, subject: str, occurrences: Sequence[str], incident_id: str, at: datetime) -> None:
+        """Write held, for these alarms in their attempts, the newest last."""
+        ...
+
+    def release(self, subject: str, occurrences: Sequence[str], incident_id: str, at: datetime) -> bool:
         """Write released; False when another incident holds the subject."""
         ...
 

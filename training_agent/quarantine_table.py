@@ -28,14 +28,14 @@ class Row:
 
     subject: str
     held: bool
-    delivery_key: str | None
+    delivery_keys: frozenset[str]  # alarms, each in its attempt, that the row speaks of
     released_at: str | None  # UTC, ISO 8601
 
     def releases(self, entry: QuarantineEntry) -> bool:
         """Tell whether this row sets `entry` free: released, for that very alarm or after it."""
         if self.held:
             return False
-        if self.delivery_key == entry.delivery_key:
+        if entry.delivery_key in self.delivery_keys:
             return True
         released, accused = _instant(self.released_at), _instant(entry.time)
         return released is not None and accused is not None and released > accused
@@ -91,7 +91,7 @@ def _row(subject: str, item: dict[str, Any]) -> Row:
     return Row(
         subject=subject,
         held=_text(item, "state") != QuarantineState.RELEASED.value,
-        delivery_key=_text(item, "delivery_key"),
+        delivery_keys=_keys(item),
         released_at=_text(item, "released_at"),
     )
 
@@ -99,6 +99,13 @@ def _row(subject: str, item: dict[str, Any]) -> Row:
 def _text(item: dict[str, Any], name: str) -> str | None:
     value = item.get(name, {}).get("S")
     return value if isinstance(value, str) else None
+
+
+def _keys(item: dict[str, Any]) -> frozenset[str]:
+    """All keys; rows of the version before have one."""
+    several = item.get("delivery_keys", {}).get("SS")
+    one = _text(item, "delivery_key")
+    return frozenset(several if isinstance(several, list) else [one] if one else [])
 
 
 def _instant(text: str | None) -> datetime | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from training_agent.contract import MODE_SUBJECT, Mode, QuarantineState
@@ -21,23 +22,32 @@ class QuarantineTable:
     def put_mode(self, mode: Mode) -> None:
         self._table.put({"subject": MODE_SUBJECT, "mode": mode.value})
 
-    def hold(self, subject: str, occurrence: str, incident_id: str, at: datetime) -> None:
+    def hold(self, subject: str, occurrences: Sequence[str], incident_id: str, at: datetime) -> None:
         """Held by another open incident already: held is held."""
-        self._set(subject, QuarantineState.HELD, "held_at", occurrence, incident_id, at)
+        self._set(subject, QuarantineState.HELD, "held_at", occurrences, incident_id, at)
 
-    def release(self, subject: str, occurrence: str, incident_id: str, at: datetime) -> bool:
-        return self._set(subject, QuarantineState.RELEASED, "released_at", occurrence, incident_id, at)
+    def release(self, subject: str, occurrences: Sequence[str], incident_id: str, at: datetime) -> bool:
+        return self._set(subject, QuarantineState.RELEASED, "released_at", occurrences, incident_id, at)
 
     def _set(
-        self, subject: str, state: QuarantineState, when: str, key: str, incident_id: str, at: datetime
+        self,
+        subject: str,
+        state: QuarantineState,
+        when: str,
+        keys: Sequence[str],
+        incident_id: str,
+        at: datetime,
     ) -> bool:
+        """`delivery_key` is the newest alone: what agents of the version before read."""
         return self._table.update(
             {"subject": subject},
-            f"SET #state = :state, delivery_key = :key, incident_id = :mine, {when} = :at",
+            "SET #state = :state, delivery_key = :newest, delivery_keys = :keys, incident_id = :mine, "
+            f"{when} = :at",
             {
                 ":state": state.value,
                 ":released": QuarantineState.RELEASED.value,
-                ":key": key,
+                ":newest": keys[-1],
+                ":keys": set(keys),
                 ":mine": incident_id,
                 ":at": stamp(at),
             },

@@ -87,20 +87,23 @@ def subjects(incident: Incident) -> tuple[str, ...]:
     return (*named, *((job_subject(incident.job.uid),) if incident.node is None else ()))
 
 
-def occurrence(incidents: Incidents, incident: Incident) -> str:
-    """What its quarantine rows carry, as the agent's entries do: the newest alarm, in its attempt."""
-    newest = incidents.get(incident.joined[-1]) if incident.joined else incident
-    return occurrence_key(newest.delivery_key, newest.job.attempt)
+def occurrences(incidents: Incidents, incident: Incident) -> tuple[str, ...]:
+    """What its quarantine rows carry, as the agent's entries do: each alarm in each attempt, newest last."""
+    return tuple(
+        occurrence_key(one.delivery_key, attempt)
+        for one in (incident, *map(incidents.get, incident.joined))
+        for attempt in (one.job.attempt, *one.restarts)
+    )
 
 
 def _contain(needs: Needs, incident: Incident, row: Row) -> tuple[tuple[Target, ...], str]:
-    now, key = needs.clock.now(), occurrence(needs.incidents, incident)
+    now, keys = needs.clock.now(), occurrences(needs.incidents, incident)
     if row.contain is Contain.NOTHING:
         for subject in subjects(incident):
-            needs.quarantine.release(subject, key, incident.id, now)
+            needs.quarantine.release(subject, keys, incident.id, now)
         return incident.targets, f"{row.id}: nothing is contained, the job need not wait"
     for subject in subjects(incident):
-        needs.quarantine.hold(subject, key, incident.id, now)
+        needs.quarantine.hold(subject, keys, incident.id, now)
     if row.contain is Contain.HOLD:
         return incident.targets, f"{row.id}: the job is held"
     if row.blames_node and not incident.targets:

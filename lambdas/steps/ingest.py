@@ -7,7 +7,7 @@ acted on, the bus hears of it too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from training_agent.contract import Alarm, ContractError, DetailType, decode, delivery_key, encode
@@ -21,10 +21,12 @@ from ..ports import Bus, Clock, Delivery, HistoryEntry, Incidents, Workflow
 from ..settings import IngestSettings
 from . import audit_result
 from .envelope import detail_type_of, open_envelope
+from .outcome import amend
 
 MAX_CLOCK_AHEAD = timedelta(minutes=15)  # nodes' clocks may be ten minutes off
 MAX_NAME = 256
 ALARMS_PER_HOUR = 20  # different ones, of one job
+MAX_RESTARTS = 20  # attempts that are remembered; later ones are evidence all the same
 QUOTA_WINDOW = timedelta(hours=1)
 
 
@@ -186,10 +188,20 @@ def _let_go(current: Incident) -> bool:
 
 def _append(needs: Needs, current: Incident, alarm: Alarm, now: datetime) -> str:
     """Keep a duplicate or a restart as evidence; start again what never started."""
-    needs.incidents.append_evidence(current.id, delivery_key(alarm), alarm.job.attempt, encode(alarm), now)
+    attempt = alarm.job.attempt
+    needs.incidents.append_evidence(current.id, delivery_key(alarm), attempt, encode(alarm), now)
+    if attempt > current.job.attempt:  # each attempt's own record of suspects is set free with this incident
+        amend(needs, current.id, lambda i: _with_restart(i, attempt))
     if current.state is State.OPENING:
         needs.workflow.start(current.id, execution_name(current))
     return current.id
+
+
+def _with_restart(incident: Incident, attempt: int) -> Incident:
+    known = incident.state.terminal or attempt in incident.restarts
+    if known or len(incident.restarts) >= MAX_RESTARTS:
+        return incident
+    return replace(incident, restarts=tuple(sorted((*incident.restarts, attempt))))
 
 
 def _new(

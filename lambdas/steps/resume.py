@@ -18,7 +18,7 @@ from ..domain.times import stamp
 from ..ports import Approvals, Bus, Clock, Controls, Incidents, Kubernetes, Quarantine, Registrations
 from ..settings import ResumeSettings
 from .confirm import CHECK_LOCK
-from .contain import occurrence, subjects
+from .contain import occurrences, subjects
 from .effects import permit, uncordon
 from .locate import gate_of
 from .outcome import StepResult, alarm_of, record
@@ -113,9 +113,9 @@ def _free(needs: Needs, incident: Incident, closing: State) -> str:
     if closing in RELEASING:
         done = [uncordon(needs, incident, t) for t in incident.targets if t.cordoned_by_us]
     permit(needs, Mode.CONTAIN, "release of the quarantine")
-    key = occurrence(needs.incidents, incident)
+    keys = occurrences(needs.incidents, incident)
     for subject in subjects(incident):
-        needs.quarantine.release(subject, key, incident.id, needs.clock.now())
+        needs.quarantine.release(subject, keys, incident.id, needs.clock.now())
     return ", ".join(done) or "quarantine released"
 
 

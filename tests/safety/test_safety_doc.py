@@ -25,7 +25,7 @@ def test_each_test_that_is_named_exists(node_id: str) -> None:
 
 def test_the_guarantees_are_those_of_the_mutants() -> None:
     listed = re.findall(r"^\| (G\d+ [^|]+?) \| `([^`]+)` \|", DOC, re.M)
-    assert listed == [(m.guarantee, m.test) for m in mutants()]
+    assert listed == [(m.guarantee, m.test) for m in mutants() if m.guarantee.startswith("G")]
 
 
 @pytest.mark.parametrize("mutant", mutants(), ids=lambda m: m.guarantee.split()[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -22,6 +23,7 @@ from lambdas.domain.errors import RefusedError
 from lambdas.domain.times import stamp
 from lambdas.ports import KubeNode
 from lambdas.steps.contain import NODES_PER_DAY
+from lambdas.steps.ingest import ALARMS_PER_HOUR
 from tests import handler_log
 from tests.events import builder
 from tests.unit.report.test_checkpoint import a_store
@@ -102,14 +104,36 @@ def test_t05_an_approval_counts_once_however_often_it_is_posted(
     assert plant.watch.calls["cluster.replace"] == 1 and plant.violations() == []
 
 
-def test_t06_an_approval_cannot_be_moved_to_another_node(plant: Plant) -> None:
-    incident_id = ask(plant)
-    (key,) = plant.world.approvals.rows
-    other = plant.jobs[1].instances[0]
-    plant.world.approvals.rows[key] = replace(plant.world.approvals.rows[key], instance_id=other)
-    plant.human(incident_id, "approve", typed=other[-6:], instance_id=other)
-    plant.advance(DAY)
-    assert plant.watch.calls["cluster.replace"] == 0
+def edited_row(plant: Plant, mine: str, other: str) -> None:
+    """The row of the approved node is rewritten for the other node."""
+    rows = plant.world.approvals.rows
+    key = plant.incident(mine).approval_id or ""
+    rows[key] = replace(rows[key], instance_id=plant.incident(other).instance_id or "")
+
+
+def borrowed_row(plant: Plant, mine: str, other: str) -> None:
+    """The incident is pointed at the other node's approval, which a person has approved."""
+    incidents = plant.world.incidents.rows
+    incidents[mine] = replace(incidents[mine], approval_id=incidents[other].approval_id)
+
+
+@pytest.mark.parametrize("swap", [edited_row, borrowed_row])
+def test_t06_an_approval_cannot_be_moved_to_another_node(
+    plant: Plant, swap: Callable[[Plant, str, str], None]
+) -> None:
+    """Everything holds, approved, unexpired, in budget, but for what the approval is bound to."""
+    mine, other = (
+        plant.alarm(plant.alarm_of(builder.culprit(3, job.seats), job=job))[0].id for job in plant.jobs
+    )
+    plant.pump()
+    assert plant.human(mine, "approve") == plant.human(other, "approve") == 200
+    swap(plant, mine, other)
+    plant.advance(timedelta(hours=2))
+    assert [i.incident_id for i in plant.watch.issued] == [other]
+    assert plant.watch.replace_calls[mine] == 0 and plant.violations() == []
+    end = plant.incident(mine)
+    assert end.closing is not None and end.closing.value == "HANDED_TO_HUMAN"
+    assert "for another incident, node or evidence" in end.human_reason
 
 
 def test_t07_scanners_that_follow_every_link_decide_nothing(plant: Plant) -> None:
@@ -179,11 +203,13 @@ def test_t10_no_secret_is_in_logs_mails_subjects_history_or_events(plant: Plant)
 def test_t11_a_stolen_task_token_without_an_approved_row_does_nothing(plant: Plant) -> None:
     incident_id = ask(plant)
     token = plant.execution(incident_id).token or ""
-    for outcome in ("approved",):
-        plant.machine.answer(token, {"outcome": outcome, "incident_id": "another", "story": "x"})
+    mails = len(plant.world.mail.sent)
+    plant.machine.answer(token, {"outcome": "approved", "incident_id": "another", "story": "x"})
     plant.advance(DAY)
     assert plant.watch.calls["cluster.replace"] == 0 and plant.violations() == []
-    assert plant.incident(incident_id).state.value == "HANDED_TO_HUMAN"
+    end = plant.incident(incident_id)
+    assert end.state.value == "HANDED_TO_HUMAN" and "without a recorded answer" in end.human_reason
+    assert len(plant.world.mail.sent) == mails + 1, "people are told once, and of no decision"
 
 
 def test_t12_another_clusters_events_are_refused(plant: Plant) -> None:
@@ -241,7 +267,8 @@ def test_t16_a_flood_of_one_job_does_not_hide_another(plant: Plant) -> None:
     (incident,) = plant.alarm(plant.alarm_of(builder.culprit(3, quiet.seats), job=quiet))
     plant.pump()
     assert incident.id in plant.waiting()
-    assert len([i for i in plant.open_incidents() if i.job.uid == flooding.job.uid]) <= 6
+    opened = [i for i in plant.world.incidents.rows.values() if i.job.uid == flooding.job.uid]
+    assert len(opened) <= ALARMS_PER_HOUR, "each of them costs an execution and people's attention"
 
 
 def test_t17_the_cordoning_identity_cannot_reach_the_health_label(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
@@ -198,17 +199,17 @@ class FakeQuarantine:
     def put_mode(self, mode: Mode) -> None:
         self.mode = mode
 
-    def hold(self, subject: str, occurrence: str, incident_id: str, at: datetime) -> None:
-        self._set(subject, "held", occurrence, incident_id)
+    def hold(self, subject: str, occurrences: Sequence[str], incident_id: str, at: datetime) -> None:
+        self._set(subject, "held", occurrences, incident_id)
 
-    def release(self, subject: str, occurrence: str, incident_id: str, at: datetime) -> bool:
-        return self._set(subject, "released", occurrence, incident_id)
+    def release(self, subject: str, occurrences: Sequence[str], incident_id: str, at: datetime) -> bool:
+        return self._set(subject, "released", occurrences, incident_id)
 
-    def _set(self, subject: str, state: str, key: str, incident_id: str) -> bool:
+    def _set(self, subject: str, state: str, keys: Sequence[str], incident_id: str) -> bool:
         row = self.rows.get(subject)
         if row and row["state"] == "held" and row["incident_id"] != incident_id:
             return False
-        self.rows[subject] = {"state": state, "delivery_key": key, "incident_id": incident_id}
+        self.rows[subject] = {"state": state, "delivery_key": keys[-1], "incident_id": incident_id}
         return True
 
     def state(self, subject: str) -> str | None:

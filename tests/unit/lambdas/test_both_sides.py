@@ -70,6 +70,26 @@ def test_an_alarm_that_comes_again_in_the_next_attempt_is_not_freed_by_the_earli
     assert not row.releases(the_entry(alarm(AHEAD, attempt=2)))
 
 
+def test_a_release_frees_the_entries_of_every_attempt_that_its_evidence_came_from(
+    driver: Driver, agent: AgentTable
+) -> None:
+    """The same alarm again after a restart, another one of a third attempt: all by clocks that run ahead."""
+    driver.register()
+    (incident,) = driver.alarm(alarm(AHEAD))
+    driver.play(incident, "locate", stop="decide")
+    assert not driver.alarm(alarm(AHEAD, attempt=2)), "evidence, no incident of its own"
+    driver.job_returns(attempt=3)
+    third = replace(alarm(AHEAD, attempt=3), step=40)
+    (joining,) = driver.alarm(third)
+    assert driver.play(joining, "locate") == "joined"
+    rows = driver.world.incidents.rows
+    rows[incident.id] = replace(rows[incident.id], state=State.DECIDED, closing=State.RELEASED, decided_on=1)
+    driver.step("resume", incident)
+    entries = [the_entry(a) for a in (alarm(AHEAD), alarm(AHEAD, attempt=2), third)]
+    assert [the_row(agent).releases(e) for e in entries] == [True, True, True]
+    assert not the_row(agent).releases(the_entry(alarm(AHEAD, attempt=4)))
+
+
 def test_the_mode_is_read_as_written(agent: AgentTable, driver: Driver) -> None:
     driver.world.quarantine.put_mode(Mode.OBSERVE)
     assert agent.mode() is Mode.OBSERVE

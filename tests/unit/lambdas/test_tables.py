@@ -230,9 +230,10 @@ def test_a_verified_registration_is_not_replaced(tables: None) -> None:
 def test_a_quarantine_row_belongs_to_the_incident_that_holds_it(tables: None) -> None:
     store = QuarantineTable("quarantine")
     store.put_mode(Mode.REPLACE)
-    store.hold("instance#i", "key", "a", NOW)
-    assert not store.release("instance#i", "key", "b", NOW)
-    assert store.release("instance#i", "key", "a", NOW)
+    store.hold("instance#i", ("older", "key"), "a", NOW)
+    assert not store.release("instance#i", ("key",), "b", NOW)
+    assert store.release("instance#i", ("older", "key"), "a", NOW)
     item = store._table.get({"subject": "instance#i"}) or {}
     assert item["state"] == "released" and item["released_at"] and item["delivery_key"] == "key"
+    assert item["delivery_keys"] == ["key", "older"]
     assert (store._table.get({"subject": "mode"}) or {})["mode"] == "replace"

@@ -89,8 +89,8 @@ def test_an_unknown_instance_does_not_match_another_unknown_one() -> None:
 
 def test_a_held_row_releases_nothing_even_under_the_alarms_own_key() -> None:
     (entry,) = entries_of(an_alarm())
-    assert not Row("gpu#GPU-1", True, entry.delivery_key, "2027-01-01T00:00:00Z").releases(entry)
-    assert Row("gpu#GPU-1", False, entry.delivery_key, None).releases(entry)
+    assert not Row("gpu#GPU-1", True, frozenset({entry.delivery_key}), "2027-01-01T00:00:00Z").releases(entry)
+    assert Row("gpu#GPU-1", False, frozenset({entry.delivery_key}), None).releases(entry)
 
 
 @pytest.mark.parametrize("when", [None, "", "yesterday", "2027-01-01T00:00:00"])
