@@ -52,7 +52,7 @@ node_modules/.package-lock.json: package-lock.json
 
 .venv-deploy/.ready: requirements/deploy-local.txt $(READY)
 	@$(PY) -m venv --clear .venv-deploy
-	@.venv-deploy/bin/python -m pip install -q --disable-pip-version-check -r requirements/deploy-local.txt && touch $@
+	@.venv-deploy/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/deploy-local.txt && touch $@
 
 deploy-local: $(READY) node_modules/.package-lock.json .venv-deploy/.ready  ## the CDK CLI deploys into a local AWS; an alarm reaches the waiting approval
 	@$(PY) -m tests.deploy.local --ministack-python .venv-deploy/bin/python
