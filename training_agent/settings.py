@@ -94,7 +94,7 @@ class AgentSettings:
             job=Job(
                 name=env.get(Env.JOB_NAME) or env.get(Env.JOB_UID) or "training",
                 uid=env.get(Env.JOB_UID) or "local",
-                attempt=_whole(env, Env.ATTEMPT, default=1, least=1),
+                attempt=_attempt(env),
                 namespace=env.get(Env.POD_NAMESPACE) or "default",
             ),
             node=node_name,
@@ -185,6 +185,17 @@ def _termination_log(env: Mapping[str, str]) -> Path | None:
     if chosen:
         return Path(chosen)
     return KUBERNETES_TERMINATION_LOG if KUBERNETES_TERMINATION_LOG.exists() else None
+
+
+def _attempt(env: Mapping[str, str]) -> int:
+    """Number of this common start, from 1: SDC_ATTEMPT, or HyperPod's count of restarts plus one.
+
+    The training operator restarts processes inside the same pods, whose own variables stay as they are; it
+    tells every pod's elastic agent the job's fault count at each rendezvous, and the workers get it (source:
+    hyperpod-elastic-agent 1.x). torchrun's TORCHELASTIC_RESTART_COUNT is no such number: nodes count alone.
+    """
+    restarts = _whole(env, Env.JOB_RESTART_COUNT, default=0, least=0)
+    return _whole(env, Env.ATTEMPT, default=restarts + 1, least=1)
 
 
 def _whole(env: Mapping[str, str], name: Env, *, default: int, least: int) -> int:

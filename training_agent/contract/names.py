@@ -58,6 +58,7 @@ class Env(str, Enum):
     JOB_NAME = "SDC_JOB_NAME"
     JOB_UID = "SDC_JOB_UID"
     ATTEMPT = "SDC_ATTEMPT"  # how often the job's processes were started together, from 1
+    JOB_RESTART_COUNT = "JOB_RESTART_COUNT"  # HyperPod's elastic agent: restarts of the job, from 0
     SHARED_DIR = "SDC_SHARED_DIR"  # folder on the job's shared file system
     ALLOW_NODE_LOCAL = "SDC_ALLOW_NODE_LOCAL"  # 1: a folder that nodes do not share is accepted
     EVENT_BUS = "SDC_EVENT_BUS"

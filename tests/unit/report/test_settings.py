@@ -57,6 +57,30 @@ def test_a_number_that_is_none_is_refused_by_name(name: str, value: str) -> None
         AgentSettings.from_env({**FULL, name: value})
 
 
+def test_a_restart_inside_the_same_pod_is_a_new_attempt() -> None:
+    """HyperPod's operator restarts the processes; the pod's own variables stay as they are."""
+    pod = {k: v for k, v in FULL.items() if k != "SDC_ATTEMPT"}
+    counted = [AgentSettings.from_env({**pod, "JOB_RESTART_COUNT": str(n)}).job.attempt for n in range(3)]
+    assert counted == [1, 2, 3]
+    assert AgentSettings.from_env(pod).job.attempt == 1
+
+
+def test_who_says_the_attempt_is_believed_before_the_operator() -> None:
+    assert AgentSettings.from_env({**FULL, "JOB_RESTART_COUNT": "7"}).job.attempt == 3
+
+
+def test_torchruns_own_count_is_no_attempt() -> None:
+    """Each node's torchrun counts alone; under HyperPod the same name holds the common count."""
+    pod = {k: v for k, v in FULL.items() if k != "SDC_ATTEMPT"}
+    assert AgentSettings.from_env({**pod, "TORCHELASTIC_RESTART_COUNT": "2"}).job.attempt == 1
+
+
+@pytest.mark.parametrize("value", ["-1", "two"])
+def test_a_restart_count_that_is_none_is_refused_by_name(value: str) -> None:
+    with pytest.raises(ConfigurationError, match="JOB_RESTART_COUNT"):
+        AgentSettings.from_env({**FULL, "JOB_RESTART_COUNT": value})
+
+
 def test_a_node_name_that_is_not_hyperpods_has_no_instance() -> None:
     assert AgentSettings.from_env({"NODE_NAME": "ip-10-0-0-1"}).place(0, 0).instance_id is None
 
