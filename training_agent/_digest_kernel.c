@@ -85,7 +85,10 @@ static block_kernel kernel_of(int width) {
 
 static inline uint32_t word_at(const unsigned char *p, uint64_t left) {
   uint32_t w = 0;
-  memcpy(&w, p, left < 4 ? left : 4);
+  if (left >= 4)
+    memcpy(&w, p, 4); /* of known size: one load */
+  else
+    memcpy(&w, p, left);
   return w;
 }
 
@@ -93,8 +96,8 @@ static inline uint32_t word_at(const unsigned char *p, uint64_t left) {
 static row tail(const unsigned char *p, uint64_t bytes, const uint32_t *keys) {
   row out = {0, 0, 0};
   for (uint64_t i = 0; 4 * i < bytes; i += 2) {
-    uint32_t a = word_at(p + 4 * i, bytes - 4 * i);
-    uint32_t b = 4 * (i + 1) < bytes ? word_at(p + 4 * (i + 1), bytes - 4 * (i + 1)) : 0;
+    uint64_t left = bytes - 4 * i;
+    uint32_t a = word_at(p + 4 * i, left), b = left > 4 ? word_at(p + 4 * (i + 1), left - 4) : 0;
     out.s1 += (uint64_t)a + b;
     out.s2 += (i + 1) * a + (i + 2) * b;
     out.h += (uint64_t)(uint32_t)(a + keys[i]) * (uint32_t)(b + keys[i + 1]);

@@ -1,0 +1,206 @@
+"""Steps on one device: plain, guarded at once and deferred, and what check and audit cost by themselves.
+
+As a program it is one of two ranks: gpu_step.py OUT_DIR DEVICE SIZE TOKENS TURNS, with RANK and friends set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.bench import model
+from tests.bench.counting import counted
+from tests.bench.model import Decoder, Size, batch_for
+from tests.bench.subjects import settings_for
+from training_agent import Schedule, _startup, attach
+from training_agent._capture import Unit, take
+from training_agent._evidence import Depth
+from training_agent.checks.replay import recompute
+from training_agent.checks.weights import find_divergent_ranks
+from training_agent.determinism import deterministic
+
+deadline = float("inf")  # of the section that runs, on perf_counter's clock
+
+
+def compute_loss(net: nn.Module, tokens: Tensor) -> Tensor:
+    """The loss in bf16."""
+    with torch.autocast(tokens.device.type, dtype=torch.bfloat16):
+        return model.compute_loss(net, tokens)
+
+
+class Job:
+    """One model in training; `mode` None is plain DDP."""
+
+    def __init__(self, size: Size, tokens: int, device: torch.device, mode: str | None, audits: int | None):
+        torch.manual_seed(1)
+        self.device, self.rank = device, dist.get_rank()
+        self.ddp = DistributedDataParallel(Decoder(size).to(device), gradient_as_bucket_view=True)
+        self.optimizer = torch.optim.AdamW(self.ddp.parameters(), lr=1e-4, fused=True)
+        self.tokens = batch_for(size, tokens, self.rank, 1).to(device)
+        self.loss_of: Callable[..., Tensor] = compute_loss
+        self.guard: Any = None
+        if mode is None:
+            return
+        with warnings.catch_warnings(), _world_of_one():
+            warnings.simplefilter("ignore")
+            self.guard = attach(
+                self.ddp,
+                self.optimizer,
+                compute_loss=compute_loss,
+                schedule=Schedule(audits, 1_000, 1_000_000),
+                settings=settings_for(self.rank),
+                mode=mode,
+            )
+        self.loss_of = self.guard.compute_loss
+
+    def step(self) -> None:
+        """One training step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss_of(self.ddp, self.tokens).backward()
+        self.optimizer.step()
+
+    def close(self) -> None:
+        """Hooks off."""
+        if self.guard is not None:
+            self.guard.close()
+
+
+def alone(size: Size, tokens: int, device: torch.device, turns: int) -> dict[str, Any]:
+    """All figures of a world of one."""
+    jobs = {str(mode): Job(size, tokens, device, mode, None) for mode in (None, "immediate", "deferred")}
+    out = _steps(jobs, device, turns)
+    plain = jobs["None"]
+    out["parameters"] = sum(p.numel() for p in plain.ddp.parameters())
+    tensors = dict(plain.ddp.module.named_parameters())
+    out["weight_check_ms"] = milliseconds(lambda: find_divergent_ranks(tensors), device, turns)
+    out["one_read_ms"] = milliseconds(lambda: [p.detach().sum() for p in tensors.values()], device, turns)
+    for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("math", SDPBackend.MATH)):
+        if time.perf_counter() < deadline:
+            out[f"audit_{name}_ms"] = milliseconds(lambda b=backend: _replay(plain, b), device, 2)
+    for name, job in jobs.items():
+        out[f"host_syncs_{name}"] = counted(job.step).as_dict()
+    out["healthy_steps_that_synchronise"] = {n: _synchronises(j) for n, j in jobs.items() if j.guard}
+    for job in jobs.values():
+        job.close()
+    return out
+
+
+def _replay(job: Job, backend: SDPBackend) -> None:
+    capture = take(Unit.LOSS, job.ddp.module, job.device, (job.tokens,), {})
+    with deterministic(), sdpa_kernel([backend]):
+        recompute(job.ddp, compute_loss, capture, Depth.BITS, job.device)
+
+
+def _synchronises(job: Job) -> str | None:
+    """What CUDA's debug mode says of three healthy steps; None: nothing waited for the device."""
+    if job.device.type != "cuda":
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            job.step()
+    except RuntimeError as e:
+        return str(e)[:300]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return None
+
+
+def _steps(jobs: dict[str, Job], device: torch.device, turns: int) -> dict[str, Any]:
+    """Interleaved step times and the medians of their ratios to plain."""
+    for job in jobs.values():
+        for _ in range(3):
+            job.step()
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for turn in range(turns):
+        if turn >= 3 and _over():
+            break
+        for name, job in jobs.items():
+            times[name].append(milliseconds(job.step, device, 1, warm=False))
+    ratios = {n: median(a / b for a, b in zip(t, times["None"], strict=True)) for n, t in times.items()}
+    return {
+        "step_ms": {name: median(t) for name, t in times.items()},
+        "over_plain_pct": {name: round(100 * (r - 1), 2) for name, r in ratios.items()},
+    }
+
+
+def _over() -> bool:
+    late = torch.tensor([int(time.perf_counter() > deadline)])
+    if dist.get_world_size() > 1:
+        dist.all_reduce(late)
+    return bool(late.item())
+
+
+def milliseconds(action: Callable[[], Any], device: torch.device, turns: int, *, warm: bool = True) -> float:
+    """Median wall time, the device's work included."""
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    if warm:
+        action()
+    found = []
+    for _ in range(turns):
+        wait()
+        start = time.perf_counter()
+        action()
+        wait()
+        found.append(1e3 * (time.perf_counter() - start))
+    return round(median(found), 4)
+
+
+def _world_of_one() -> Any:
+    """The product refuses to guard a job alone; here its healthy path is to be timed."""
+    if dist.get_world_size() > 1:
+        return nullcontext()
+    return mock.patch.multiple(
+        _startup,
+        group_of=lambda ddp: ddp.process_group,
+        partners=lambda *_: (0,),
+        self_test=lambda *_: None,  # one rank cannot be unlike the others
+    )
+
+
+def main(out: Path, device: torch.device, size: Size, tokens: int, turns: int) -> None:
+    """Rank 0 and 1, with audits every 4 steps in the last job."""
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    jobs = {str(mode): Job(size, tokens, device, mode, None) for mode in (None, "immediate", "deferred")}
+    found = _steps(jobs, device, turns)
+    audited = {"None": jobs["None"], "audit every 4": Job(size, tokens, device, "immediate", 4)}
+    times = {
+        name: [milliseconds(j.step, device, 1, warm=False) for _ in range(12)] for name, j in audited.items()
+    }
+    found["twelve_steps_three_audits_ms"] = {name: round(sum(t), 2) for name, t in times.items()}
+    (out / f"{rank}.json").write_text(json.dumps(found))
+    for job in [*jobs.values(), audited["audit every 4"]]:
+        job.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(
+        Path(sys.argv[1]),
+        torch.device(sys.argv[2]),
+        getattr(model, sys.argv[3]),
+        int(sys.argv[4]),
+        int(sys.argv[5]),
+    )

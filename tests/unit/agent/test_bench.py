@@ -1,0 +1,57 @@
+"""The benchmark's own arithmetic, and that the GPU script runs where there is no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.bench import figures
+from tests.bench.figures import Round
+from tests.bench.subjects import AGAIN, FORWARD, OURS, PLAIN, PUBLISHED
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def rounds(kind: str, count: int, **over: float) -> list[Round]:
+    """Rounds of growing load; `over` by subject, in percent over plain."""
+    names = {"again": AGAIN, "published": PUBLISHED, "ours": OURS, "forward": FORWARD}
+    return [
+        Round(kind, {PLAIN: i, **{names[n]: i * (1 + pct / 100) for n, pct in over.items()}})
+        for i in range(1, count + 1)
+    ]
+
+
+def test_schedules_are_composed_from_paired_ratios_whatever_the_load() -> None:
+    run = rounds("healthy", 5, again=0.1, published=14, ours=3, forward=3)
+    run += rounds("weights", 3, again=0.3, published=34, ours=5, forward=5)
+    run += rounds("audit", 3, again=0.2, published=164, ours=103, forward=43)
+    found = figures.overhead(run)
+    assert found["no_audit"] == {"ours_pct": 3.2, "published_pct": 16.0}
+    assert found["audit_10_deterministic"] == {"ours_pct": 13.2, "published_pct": 31.0}
+    assert found["audit_100_deterministic"]["ours_pct"] == 4.2
+    assert found["audit_10_forward"] == {"ours_pct": 7.2, "published_pct": None}
+    assert found["no_audit_lazy_naming"]["ours_pct"] is None, "no such subject in this run"
+    assert figures.quiet(run) == pytest.approx(0.2)
+
+
+def test_the_gpu_script_runs_every_section_without_a_gpu(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.bench.gpu", "--dry"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert set(found) == {"machine", "digest", "alone", "two processes"}
+    assert set(found["alone"]["over_plain_pct"]) == {"None", "immediate", "deferred"}
+    assert found["alone"]["audit_flash_ms"] > 0
+    assert json.loads((tmp_path / "out" / "bench-gpu.json").read_text()) == found
