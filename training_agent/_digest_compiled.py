@@ -87,19 +87,24 @@ def _keys() -> ctypes.Array[ctypes.c_uint32]:
     return (ctypes.c_uint32 * len(key_block()))(*key_block())
 
 
+def compiler() -> str | None:
+    """The C compiler of this machine: $CC, or the usual names."""
+    wanted = (os.environ.get("CC"), *_COMPILERS)
+    return next((found for name in wanted if name and (found := shutil.which(name))), None)
+
+
 # -- building ------------------------------------------------------------------------------------------
 
 
 def _load() -> ctypes.CDLL:
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", *_COMPILERS))), None)
     name = f"digest-{_fingerprint()}.so"
     folder = _cache()
     if folder is not None:
         if not (folder / name).exists():
-            _compile(compiler, folder / name)
+            _compile(folder / name)
         return ctypes.CDLL(str(folder / name))
     with tempfile.TemporaryDirectory() as own:  # loaded code outlives its file
-        _compile(compiler, Path(own) / name)
+        _compile(Path(own) / name)
         return ctypes.CDLL(str(Path(own) / name))
 
 
@@ -121,20 +126,21 @@ def _cache() -> Path | None:
     return folder if safe else None
 
 
-def _compile(compiler: str | None, target: Path) -> None:
-    if compiler is None:
+def _compile(target: Path) -> None:
+    program = compiler()
+    if program is None:
         raise NoCompiledDigest("no C compiler (cc, gcc, clang or $CC) is on PATH")
     with tempfile.TemporaryDirectory(dir=target.parent) as own:  # several ranks may do this at once
         built = Path(own) / target.name
         done = subprocess.run(
-            [compiler, *FLAGS, "-o", str(built), str(SOURCE)],
+            [program, *FLAGS, "-o", str(built), str(SOURCE)],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
             check=False,
         )
         if done.returncode != 0:
-            raise NoCompiledDigest(f"{compiler} failed: {done.stderr.strip()[-300:]}")
+            raise NoCompiledDigest(f"{program} failed: {done.stderr.strip()[-300:]}")
         built.replace(target)
 
 

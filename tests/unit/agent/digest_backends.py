@@ -36,10 +36,9 @@ def backend_of(name: str) -> Backend:
 
 def compiled(width: int) -> Backend:
     """The C code at one vector width."""
-    try:
-        widest = _digest_compiled.library().training_agent_digest_width()
-    except _digest_compiled.NoCompiledDigest as e:
-        pytest.skip(str(e))
+    if _digest_compiled.compiler() is None:
+        pytest.skip("this machine has no C compiler")
+    widest = _digest_compiled.library().training_agent_digest_width()  # a wrong answer is no reason to skip
     if width > widest:
         pytest.skip(f"this machine has no {_digest_compiled.WIDTHS[width]}")
     return lambda tensors, split: _digest_compiled.table(tensors, split, width=width)
