@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from tests.distributed.faults import ALWAYS, EVERYWHERE, STEP_ONLY
 from tests.distributed.harness import Plan, Run, TrainingJob
 from tests.distributed.small_model import batch_for
 from training_agent import Schedule
+from training_agent._evidence import Recorder
 from training_agent.errors import AgentError
 from training_agent.fault_plan import FaultPlan
 from training_agent.faults import FaultSpec, Flip, Persistence, Where
@@ -87,6 +89,12 @@ def _flipped_moment(job: TrainingJob, schedule: Schedule, at: int = 15) -> Run:
     return job.run(Plan(steps=at, schedule=schedule, store=True, spec=flipped))
 
 
+def _undigested(job: TrainingJob) -> Run:
+    """What a broken hook would do: the audit has outputs and the loss, and no gradient."""
+    with mock.patch.object(Recorder, "gradient", lambda *_: None):
+        return job.run(Plan(steps=10))
+
+
 def _resume(job: TrainingJob) -> Run:
     whole = job.run(Plan(checkpoint_at=20))
     resumed = job.run(Plan(resume=whole.notes.pop("checkpoint")))
@@ -145,6 +153,7 @@ SCENARIOS: dict[str, Scenario] = {
         job, Schedule(None, 10, 5, optimizer_state=False)
     ),
     "moment flipped between checkpoints": lambda job: _flipped_moment(job, Schedule(None, 10, 20), at=10),
+    "gradients that nobody digested": _undigested,
     "save that is not forced": lambda job: job.run(
         Plan(steps=7, schedule=Schedule(10, 10, 7, strict=False, check_on_checkpoint=False), store=True)
     ),

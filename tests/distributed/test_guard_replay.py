@@ -79,6 +79,17 @@ def test_forward_faults_are_named_under_every_kind_of_ddp(scenario: Scenario, va
     assert (alarm.check, alarm.step, alarm.named_ranks) == (Check.REPLAY, 10, (3,))
 
 
+def test_an_audit_that_digested_less_than_was_computed_is_skipped_and_never_passed(
+    scenario: Scenario,
+) -> None:
+    results = scenario("gradients that nobody digested")
+    assert_quiet(results)
+    for manifest in (r["manifest"] for r in results):
+        assert (manifest["audits_passed"], manifest["audits_skipped"]) == (0, 1)
+        assert manifest["last_audit_pass"] is None
+        assert manifest["passed_at_this_step"] == ["weights", "optimizer state"]
+
+
 def test_one_of_two_micro_batches_is_audited(scenario: Scenario) -> None:
     results = scenario("two forwards per update")
     assert_quiet(results)

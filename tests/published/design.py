@@ -183,7 +183,8 @@ class PublishedGuard:
             loss = self.loss_of(self.ddp.module, *self.rebuild_batch(step, target))
             loss.backward()
         result = _short(
-            loss.detach(), [None if p.grad is None else fingerprint([p.grad])[0] for p in self.parameters]
+            loss.detach(),  # DDP's bucket holds zeros where a replay has no gradient at all
+            [fingerprint([torch.zeros_like(p) if p.grad is None else p.grad])[0] for p in self.parameters],
         )
         for p, grad in zip(self.parameters, kept, strict=True):
             p.grad = grad
@@ -238,9 +239,7 @@ def _short(loss: Tensor | None, prints: list[Tensor | None]) -> str:
     digest = hashlib.sha256()
     for tensor in (loss, *prints):
         digest.update(
-            b"-"  # DDP's bucket holds zeros where the replay has no gradient at all
-            if tensor is None
-            else tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            b"-" if tensor is None else tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         )
     return digest.hexdigest()[:16]
 
