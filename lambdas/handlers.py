@@ -11,7 +11,8 @@ from typing import Any
 
 from . import steps, wiring
 from .domain.errors import NoApproverError, PermanentError, PipelineError
-from .observability import MetricUnit, logger, metrics
+from .observability import MetricUnit, logger, measure, metrics
+from .steps import release
 from .steps.outcome import Recorder, StepResult, to_human
 
 Event = dict[str, Any]
@@ -97,8 +98,10 @@ def verify(event: Event, context: Any) -> Event:
 
 @logger.inject_lambda_context
 def resume(event: Event, context: Any) -> Event:
-    """Release what is ours and exonerated, see the job back, close."""
+    """Release what is ours and exonerated, see the job back, close; or release by hand what has ended."""
     needs = wiring.needs("resume", steps.resume.Needs)
+    if "release" in event:
+        return _step(needs, event, lambda: release.run(needs, event["incident_id"], event["release"]))
     return _step(needs, event, lambda: steps.resume.run(needs, event["incident_id"]))
 
 
@@ -144,6 +147,8 @@ def _step(needs: Recorder, event: Event, run: Callable[[], StepResult]) -> Event
         if "task_token" in event or "notice" in event:  # nobody is left to tell: the state machine fails
             logger.error("cannot ask", extra={"incident_id": incident_id, "reason": str(e)})
             raise e if isinstance(e, NoApproverError) else PermanentError(str(e)) from None
+    if result.took is not None:
+        measure(result.took.name, result.took.seconds, result.took.cluster)
     logger.info("step", extra={"incident_id": incident_id, "outcome": result.outcome, "story": result.story})
     return result.plain(incident_id)
 

@@ -19,7 +19,7 @@ from ..domain.times import moment, stamp
 from ..ports import Bus, Clock, Controls, Incidents, Kubernetes, Quarantine
 from ..settings import ContainSettings
 from .effects import cordon, evict_job, permit, require_admission_policy
-from .outcome import StepResult, alarm_of, evidence_of, facts_of, record
+from .outcome import StepResult, Took, alarm_of, evidence_of, facts_of, record
 
 NODES_PER_DAY = 3  # different nodes that one job may have contained by its word
 NODES_SHARE_PER_DAY = 0.05  # of the job's nodes, where that is more
@@ -64,7 +64,9 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     begun = record(needs, incident, replace(incident, touched=True), "containment begins")
     targets, story = _contain(needs, begun, row)
     record(needs, begun, replace(begun, targets=targets).to(State.CONTAINED), story)
-    return StepResult("contained", story)
+    since = None if incident.touched else incident.opened_at  # once: not for second evidence
+    took = Took.between("seconds_to_contain", since, needs.clock.now(), incident)
+    return StepResult("contained", story, took=took)
 
 
 def _require_quota(needs: Needs, incident: Incident, nodes: int) -> None:

@@ -17,9 +17,10 @@ from ..domain.decision_table import ROWS
 from ..domain.errors import HaltedError, PermanentError, PipelineError
 from ..domain.incident import EffectState, Incident, State
 from ..domain.policy import effective_mode
+from ..domain.times import moment
 from ..ports import Approvals, Mail
 from .effects import Permitted
-from .outcome import Recorder, StepResult, alarm_of, amend, evidence_of
+from .outcome import Recorder, StepResult, Took, alarm_of, amend, evidence_of
 from .replace import REFUSED, effect_name
 
 TOLD = frozenset(
@@ -125,7 +126,9 @@ def _decided(needs: Speaker, incident: Incident, approval: Approval, how: str) -
     except PipelineError as e:  # the decision counts, whoever hears of it
         needs.incidents.audit(incident.id, "echo", f"could not be sent: {e}", needs.clock.now())
     needs.incidents.audit(incident.id, "decision", f"{story} by {approval.decided_by}", needs.clock.now())
-    return StepResult(approval.outcome, story)
+    decided = moment(approval.decided_at) if approval.decided_at else needs.clock.now()
+    took = Took.between("seconds_to_approve", approval.created_at, decided, incident)
+    return StepResult(approval.outcome, story, took=took)
 
 
 def _escalate(needs: Speaker, incident: Incident, approval: Approval) -> StepResult:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from training_agent.contract import Alarm, Finding, Mode, decode
@@ -25,6 +25,22 @@ MAX_STORY = 2000  # characters: a state's output and an execution's history are 
 
 
 @dataclass(frozen=True, slots=True)
+class Took:
+    """How long something took that people wait for: one line of the dashboard."""
+
+    name: str  # "seconds_to_contain", "seconds_to_approve" or "seconds_to_replace"
+    seconds: float
+    cluster: str
+
+    @classmethod
+    def between(cls, name: str, begun: str | None, now: datetime, incident: Incident) -> Took | None:
+        """From a stored moment to now; None when it is not known, and for a fire drill."""
+        if begun is None or incident.synthetic:
+            return None
+        return cls(name, max(0.0, (now - moment(begun)).total_seconds()), incident.cluster)
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """`outcome` picks the next state; `story` is one sentence for the reader of the history."""
 
@@ -32,6 +48,7 @@ class StepResult:
     story: str
     wait_seconds: int = 0
     approval_timeout_seconds: int = DEFAULT_APPROVAL_TIMEOUT_SECONDS
+    took: Took | None = None  # for the metrics, not for the state machine
 
     def plain(self, incident_id: str) -> dict[str, object]:
         return {

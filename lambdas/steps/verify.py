@@ -13,7 +13,7 @@ from ..domain.incident import Incident, State
 from ..domain.times import moment
 from ..ports import Bus, Clock, Cluster, ClusterNode, Controls, Incidents, Kubernetes
 from ..settings import VerifySettings
-from .outcome import StepResult, record
+from .outcome import StepResult, Took, record
 from .replace import REPLACE_LOCK
 
 WAIT_SECONDS = 60
@@ -46,7 +46,8 @@ def run(needs: Needs, incident_id: str) -> StepResult:
         done = replace(incident, new_instance_id=newcomer.instance_id, closing=State.REPLACED)
         record(needs, before, done, story)
         needs.controls.unlock(REPLACE_LOCK, incident.id)
-        return StepResult("verified", story)
+        took = Took.between("seconds_to_replace", incident.issued_at, needs.clock.now(), incident)
+        return StepResult("verified", story, took=took)
     waited = incident.tried("verify")
     if gone and _no_demand(needs):
         waited = waited.tried("no_demand")

@@ -204,6 +204,12 @@ class PipelineModel(RuleBasedStateMachine):
         self.plant.clockwork("reconcile")
         self.plant.pump()
 
+    @rule(pick=picks)
+    @precondition(lambda self: any(i.state.terminal for i in self.plant.world.incidents.rows.values()))
+    def operator_releases(self, pick: int) -> None:
+        ended = [i.id for i in self.plant.world.incidents.rows.values() if i.state.terminal]
+        self.plant.operator_releases(ended[pick % len(ended)])
+
     @rule()
     def drill(self) -> None:
         self.plant.clockwork("drill")
