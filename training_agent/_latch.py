@@ -11,9 +11,10 @@ from typing import NoReturn
 from . import _alarm
 from ._alarm import Passes, Sighting
 from ._startup import Setup
-from .contract import Alarm, to_plain
+from .contract import Alarm, ExitCode, to_plain
 from .errors import SdcAlarm
 from .log_line import log_line
+from .steady import steady
 
 FAREWELL = timedelta(seconds=10)  # a launcher kills the siblings right after the first exit
 
@@ -32,14 +33,15 @@ class AlarmLatch:
             SdcAlarm: always.
         """
         setup = self._setup
-        self._alarm = _alarm.build(
-            sighting, passes, setup.rank_map, setup.settings, setup.comm, setup.checkpoints, notes
-        )
-        if setup.reporter is not None:
-            setup.reporter.alarm(self._alarm)
-        else:
-            log_line("alarm", rank=setup.comm.rank, alarm=to_plain(self._alarm))
-        setup.comm.meet(f"sdc/alarm/{self._alarm.step}/{self._alarm.time}", FAREWELL)
+        with steady(ExitCode.ALARM):
+            self._alarm = _alarm.build(
+                sighting, passes, setup.rank_map, setup.settings, setup.comm, setup.checkpoints, notes
+            )
+            if setup.reporter is not None:
+                setup.reporter.alarm(self._alarm)
+            else:
+                log_line("alarm", rank=setup.comm.rank, alarm=to_plain(self._alarm))
+            setup.comm.meet(f"sdc/alarm/{self._alarm.step}/{self._alarm.time}", FAREWELL)
         raise SdcAlarm(self._alarm, _alarm.message(self._alarm))
 
     def raise_again(self) -> None:

@@ -4,6 +4,7 @@ AgentError
 |-- ConfigurationError   refused before the first update; says what to change     exit code 4
 |-- SdcAlarm             a check fired; the step was not applied                   exit code 3
 |-- RefusedNodeError     hold_timeout ended on a quarantined node                  exit code 5
+|-- ReproducibleError    the same step fails on other nodes: not hardware           exit code 6
 |-- PeerLostError        a peer vanished inside a check                            exit code 130
 `-- CheckpointError      no checkpoint can be trusted, or one is damaged           exit code 4
 """
@@ -37,6 +38,12 @@ class RefusedNodeError(AgentError):
     """The hold ended by its timeout while a rank still stood on a quarantined node or GPU."""
 
     exit_code = ExitCode.REFUSED_NODE
+
+
+class ReproducibleError(AgentError):
+    """The same step failed on different nodes over several starts; a person looks before the next one."""
+
+    exit_code = ExitCode.REPRODUCIBLE
 
 
 class PeerLostError(AgentError):

@@ -14,15 +14,16 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 
-from . import exit_codes
+from . import exit_codes, restarts
 from .clients import ClientFactory, boto3_client
 from .contract import Place
-from .errors import ConfigurationError, RefusedNodeError
+from .errors import ConfigurationError, RefusedNodeError, ReproducibleError
 from .hold_judge import Judge, shorten
 from .log_line import log_line
 from .placement_files import Judgement, PlacementFiles
 from .report.resend import Resender
 from .settings import AgentSettings, Worker
+from .warn_once import warn_once
 
 PLACEMENT_TIMEOUT = timedelta(minutes=15)  # for the other ranks' files; torchrun starts workers together
 _LOOK_S = 0.1  # at files
@@ -60,6 +61,7 @@ def hold_while_quarantined(
     Raises
     ------
     RefusedNodeError: `hold_timeout` ended (exit code 5).
+    ReproducibleError: the same step failed on different nodes over several starts (exit code 6).
     ConfigurationError: ranks of this attempt never wrote their place, or nobody can write (exit code 4).
     """
     exit_codes.install()
@@ -95,12 +97,12 @@ class _Rank:
         self._began = time.monotonic()
         self._last_line = self._began
         self._reasons: tuple[str, ...] = ()
-        self._warned = False
 
     def lead(self, judge: Judge, resender: Resender, poll: timedelta) -> HoldResult:
         """Rank 0: judge all places again and again, and tell the others."""
         self._wait_for_places()
         places = self._files.places()
+        self._stop_if_reproducible()
         resend_at = 0.0
         while True:
             judgement = judge.judge(places)
@@ -114,6 +116,14 @@ class _Rank:
             if done is not None:
                 return done
             time.sleep(poll.total_seconds())
+
+    def _stop_if_reproducible(self) -> None:
+        assert self._settings.shared_dir is not None
+        found = restarts.look(self._settings.shared_dir)
+        if found is not None:
+            stop = Judgement("stop", (found.text,))
+            self._files.say(stop)
+            self._obey(stop)
 
     def follow(self) -> HoldResult:
         """Return at rank 0's word; time out alone when rank 0 is gone."""
@@ -133,9 +143,9 @@ class _Rank:
 
     def _resend(self, resender: Resender) -> None:
         why = resender.try_once()
-        if why is not None and not self._warned:
-            self._warned = True
-            log_line("warning", message=f"The alarm that holds this job has not reached the event bus: {why}")
+        if why is not None:
+            kind = why.partition(":")[0]
+            warn_once(kind, f"The alarm that holds this job has not reached the event bus: {why}")
 
     def _wait_for_places(self) -> None:
         while missing := self._files.missing():
@@ -154,6 +164,8 @@ class _Rank:
             if held:
                 log_line("released", rank=self._place.rank, waited_s=round(self._waited_s(), 1))
             return HoldResult(held, timedelta(seconds=self._waited_s()), self._reasons)
+        if judgement.word == "stop":
+            raise ReproducibleError(" ".join(judgement.reasons))
         if judgement.word == "refuse":
             raise RefusedNodeError(
                 f"Held for {timedelta(seconds=round(self._waited_s()))} and not released: "

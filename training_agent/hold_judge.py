@@ -18,11 +18,11 @@ from .contract import (
     instance_subject,
     job_subject,
 )
-from .log_line import log_line
 from .placement_files import Judgement
 from .quarantine import covers, read_record
 from .quarantine_table import QuarantineTable, Row, TableUnreadableError
 from .settings import AgentSettings
+from .warn_once import warn_once
 
 
 class Judge:
@@ -33,7 +33,6 @@ class Judge:
         self._table = (
             QuarantineTable(settings.quarantine_table, client) if settings.quarantine_table else None
         )
-        self._warned = False
 
     def judge(self, places: tuple[Place, ...]) -> Judgement:
         """Return go, or hold with one reason per suspect on which a rank stands."""
@@ -52,7 +51,7 @@ class Judge:
                 return Judgement("go")
             rows = self._table.rows(self._subjects(places, accused))
         except TableUnreadableError as e:
-            return self._without_table(accused, places, str(e))
+            return self._without_table(accused, places, e)
         # A row that is held counts whoever put it there, another job included, and outweighs released ones.
         reasons = [f"{r.subject} is quarantined" for r in rows.values() if r.held]
         free = [e for e in accused if self._is_free(e, rows)]
@@ -75,11 +74,9 @@ class Judge:
         return any(r.releases(entry) for r in found)
 
     def _without_table(
-        self, accused: tuple[QuarantineEntry, ...], places: tuple[Place, ...], why: str
+        self, accused: tuple[QuarantineEntry, ...], places: tuple[Place, ...], why: TableUnreadableError
     ) -> Judgement:
-        if not self._warned:
-            self._warned = True
-            log_line("warning", message=f"{why}. Nobody is released until it answers.")
+        warn_once(why, f"{why}. Nobody is released until it answers.")
         return _judgement(f"{_why(e, places)}; the table gives no answer" for e in accused)
 
     def _unless_observing(self, reason: str) -> Judgement:

@@ -20,7 +20,8 @@ VERDICT_FILE = "verdict.json"
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Rank 0's word for this moment: `go`, or `hold` with reasons, or `refuse` when the hold timed out."""
+    """Rank 0's word for this moment: `go`, or `hold` with reasons, or `refuse` when the hold timed out, or
+    `stop` because it is no hardware."""
 
     word: str
     reasons: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ which sends what has no mark.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +51,15 @@ class Spool:
         """
         write_atomic(self.folder / f"{name}.sent", utc_now().encode())
 
+    def alarms(self) -> tuple[Alarm, ...]:
+        """All alarms, sent or not, oldest first; files that are not alarms are left alone.
+
+        Raises
+        ------
+        OSError: the folder cannot be read.
+        """
+        return self._read(lambda path: True)
+
     def unsent(self) -> tuple[Alarm, ...]:
         """Alarms without a mark, oldest first; files that are not alarms are left alone.
 
@@ -57,12 +67,13 @@ class Spool:
         ------
         OSError: the folder cannot be read.
         """
+        return self._read(lambda path: not path.with_suffix(".sent").exists())
+
+    def _read(self, wanted: Callable[[Path], bool]) -> tuple[Alarm, ...]:
         if not self.folder.is_dir():
             return ()
         found = []
-        for path in self.folder.glob("*.json"):
-            if path.with_suffix(".sent").exists():
-                continue
+        for path in filter(wanted, self.folder.glob("*.json")):
             try:
                 found.append(decode(Alarm, path.read_bytes(), max_bytes=None))
             except ContractError:

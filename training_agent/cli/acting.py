@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from .. import restarts
 from ..contract import NODE_NAME_PREFIX, to_plain
 from . import clear as clear_
 from .failures import CannotAskError, CliError, Exit, RefusedError
@@ -114,6 +115,25 @@ def clear(screen: Screen, folder: Path | None, subject: str | None, *, everythin
     screen.document({"cleared": [to_plain(e) for e in chosen], "left": len(found) - len(chosen)})
     screen.line(f"{len(chosen)} of {len(found)} entries taken out of {folder / 'quarantine.json'}.")
     screen.line("What the pipeline's quarantine table holds stays held until its incident is decided.")
+    return Exit.DONE
+
+
+def acknowledge(screen: Screen, folder: Path | None, reason: str) -> Exit:
+    """A person has looked at a step that fails everywhere: the alarms so far stop no further start.
+
+    Raises:
+        CliError: no folder, no reason, not writable.
+    """
+    if folder is None or not folder.is_dir():
+        raise CannotAskError("The job's shared folder is not named.", "Give --shared-dir, or SDC_SHARED_DIR.")
+    if not reason.strip():
+        raise _usage("It needs a reason; it is kept beside the record.", 'Give --reason "..."')
+    try:
+        count = restarts.acknowledge(folder, reason)
+    except OSError as e:
+        raise CannotAskError(f"{folder} cannot be written: {e}.", "Run it where the job can write.") from e
+    screen.document({"acknowledged": count, "reason": reason})
+    screen.line(f"{count} alarms so far stop no further start; {restarts.ACKNOWLEDGED_FILE} says why.")
     return Exit.DONE
 
 

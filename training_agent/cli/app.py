@@ -181,6 +181,9 @@ def clear(
         str | None, typer.Argument(metavar="[NODE|GPU]", help="Whose entry; none: list them.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All entries.")] = False,
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="Let a job start again that ended with exit code 6.")
+    ] = False,
     reason: Annotated[str, typer.Option("--reason", help="Why; kept beside the record.")] = "",
     shared_dir: Annotated[
         Path | None, typer.Option("--shared-dir", envvar="SDC_SHARED_DIR", help="The job's shared folder.")
@@ -188,6 +191,8 @@ def clear(
     json: Json = False,
 ) -> None:
     """Let a held job go where no pipeline can: take entries out of its quarantine.json."""
+    if reproducible:
+        _run(json, lambda s: acting.acknowledge(s, shared_dir, reason))
     _run(json, lambda s: acting.clear(s, shared_dir, subject, everything=everything, reason=reason))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..clients import ClientFactory
 from ..contract import METRIC_NAMESPACE
-from ..log_line import log_line
+from ..warn_once import warn_once
 from . import event_bus
 from .event_bus import Event
 from .metrics import MetricState
@@ -141,7 +141,7 @@ class Publisher:
                 if metrics and self._metrics is not None:
                     self._send_metrics(self._metrics)
             except Exception as e:  # noqa: BLE001 - a dead thread would lose the alarms to come
-                self._warn(f"{type(e).__name__}: {e}")
+                self._warn(f"{type(e).__name__}: {e}", e)
             finally:
                 with self._changed:
                     self._busy = False
@@ -166,17 +166,18 @@ class Publisher:
         return due
 
     def _send(self, batch: list[_Waiting]) -> None:
+        cause: Exception | str = "refused"
         try:
             refused, why = event_bus.put(self._get("events"), self._bus, [w.event for w in batch])
         except Exception as e:  # noqa: BLE001 - nothing that AWS or boto3 does may reach training
-            refused, why = frozenset(range(len(batch))), f"{type(e).__name__}: {e}"
+            refused, why, cause = frozenset(range(len(batch))), f"{type(e).__name__}: {e}", e
         for index, waiting in enumerate(batch):
             if index in refused:
-                self._again(waiting, why)
+                self._again(waiting, why, cause)
             else:
                 self._on_sent(waiting.event)
 
-    def _again(self, waiting: _Waiting, why: str) -> None:
+    def _again(self, waiting: _Waiting, why: str, cause: Exception | str) -> None:
         waiting.tries += 1
         with self._changed:
             if waiting.tries < (TRIES if waiting.event.key else TRIES_OF_OTHERS):
@@ -185,7 +186,7 @@ class Publisher:
                 self._queue.append(waiting)
                 return
             self._dropped += 1
-        self._warn(f"event bus {self._bus}: {why}")
+        self._warn(f"event bus {self._bus}: {why}", cause)
 
     def _send_metrics(self, metrics: MetricState) -> None:
         self._metrics_due = time.monotonic() + self._metrics_every_s
@@ -195,18 +196,18 @@ class Publisher:
         try:
             self._get("cloudwatch").put_metric_data(Namespace=METRIC_NAMESPACE, MetricData=data)
         except Exception as e:  # noqa: BLE001 - as above
-            self._warn(f"metrics: {type(e).__name__}: {e}")
+            self._warn(f"metrics: {type(e).__name__}: {e}", e)
 
     def _get(self, service: str) -> Any:
         if service not in self._clients:
             self._clients[service] = self._client(service)
         return self._clients[service]
 
-    def _warn(self, why: str) -> None:
+    def _warn(self, why: str, cause: Exception | str) -> None:
         if not self._warned:
             self._warned = True
-            log_line(
-                "warning",
-                message=f"Not everything reaches AWS ({why}). Alarms stay in the spool and the next start "
+            warn_once(
+                cause,
+                f"Not everything reaches AWS ({why}). Alarms stay in the spool and the next start "
                 "sends them; training goes on. Check the pod's credentials, region and network.",
             )

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -15,53 +14,14 @@ from pathlib import Path
 import pytest
 
 from training_agent.contract import to_plain
-from training_agent.errors import AgentError, ConfigurationError, RefusedNodeError
+from training_agent.errors import ConfigurationError, RefusedNodeError
 from training_agent.hold import HoldResult, hold_while_quarantined
 from training_agent.quarantine import add_to_record, entries_of
 from training_agent.settings import Worker
 from training_agent.spool import Spool
 
 from .builders import JOB, ROOT, FakeAws, a_finding, a_place, an_alarm, eventually, instance, settings_of
-
-QUICK = timedelta(seconds=0.05)
-
-
-class Start:
-    """One common start of `world` ranks, each in a thread."""
-
-    def __init__(self, shared: Path, world: int = 4, aws: FakeAws | None = None, **changes: object) -> None:
-        self.results: dict[int, HoldResult | AgentError] = {}
-        self._shared = shared
-        self._world = world
-        self._aws = aws or FakeAws()
-        if aws is not None:
-            changes = {"quarantine_table": "quarantine", **changes}
-        self._changes = changes
-        self._threads: list[threading.Thread] = []
-
-    def launch(self, *ranks: int) -> Start:
-        for rank in ranks or range(self._world):
-            self._threads.append(threading.Thread(target=self._one, args=(rank,), daemon=True))
-            self._threads[-1].start()
-        return self
-
-    def finish(self) -> dict[int, HoldResult | AgentError]:
-        for thread in self._threads:
-            thread.join(30)
-            assert not thread.is_alive()
-        return self.results
-
-    def _one(self, rank: int) -> None:
-        try:
-            self.results[rank] = hold_while_quarantined(
-                settings_of(self._shared, rank, **self._changes),
-                worker=Worker(rank, rank % 2, self._world),
-                poll=QUICK,
-                heartbeat=QUICK,
-                client=self._aws.factory,
-            )
-        except AgentError as e:
-            self.results[rank] = e
+from .starts import Start
 
 
 def accuse(shared: Path, *ranks: int | None, **changes: object) -> None:

@@ -1,0 +1,83 @@
+"""The same training once for each kind of outage, in one launch. Prints one JSON line per kind and rank.
+
+Arguments: folder, steps, JSON of kind -> environment; "none" trains without a publisher. With a fourth
+argument, a step: rank 1's batch holds a NaN there, and the process ends as an alarm ends it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from training_agent import Schedule, attach, job_reporter
+from training_agent.contract import Job
+from training_agent.settings import AgentSettings
+
+
+def main() -> None:
+    folder, steps, kinds = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+    fault = int(sys.argv[4]) if len(sys.argv) > 4 else None
+    dist.init_process_group("gloo")
+    for kind, environment in kinds.items():
+        for name in [n for n in os.environ if n.startswith("AWS_")]:
+            del os.environ[name]
+        os.environ.update(environment)
+        dist.barrier()
+        digest, dropped = train(folder / kind, kind, steps, fault)
+        threads = sum(t.name == "sdc-publisher" for t in threading.enumerate())
+        sys.stdout.write(
+            json.dumps({"kind": kind, "digest": digest, "dropped": dropped, "threads": threads}) + "\n"
+        )
+        sys.stdout.flush()
+
+
+def train(folder: Path, kind: str, steps: int, fault: int | None) -> tuple[str, int]:
+    rank = dist.get_rank()
+    torch.manual_seed(5)
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    folder.mkdir(exist_ok=True)
+    settings = AgentSettings(
+        "demo",
+        Job("job", f"uid-{kind}", attempt=int(os.environ.get("SDC_ATTEMPT", "1"))),
+        f"hyperpod-i-{rank:017x}",
+        gpu_uuids=("GPU-0",),
+        shared_dir=folder,
+        event_bus=None if kind == "none" else "bus",
+    )
+    reporter = job_reporter(settings, rank, publishers={0, 1}, metrics_every_s=0.2)
+
+    def compute_loss(model: Any, batch: torch.Tensor) -> torch.Tensor:
+        return (model(batch) - batch).square().mean()
+
+    guard = attach(
+        model, optimizer, compute_loss=compute_loss, schedule=Schedule(20, 20, None),
+        settings=settings, reporter=reporter,
+    )  # fmt: skip
+    seen = hashlib.sha256()
+    for step in range(1, steps + 1):
+        batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(1000 * step + rank))
+        if step == fault and rank == 1:
+            batch[0, 0] = float("nan")
+        optimizer.zero_grad()
+        loss = guard.compute_loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        seen.update(loss.detach().numpy().tobytes())
+    for p in model.parameters():
+        seen.update(p.detach().numpy().tobytes())
+    guard.close()
+    publisher = reporter._publisher
+    return seen.hexdigest(), 0 if publisher is None else publisher.dropped
+
+
+main()
