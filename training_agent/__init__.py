@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .guard import Guard, attach
     from .hold import hold_while_quarantined
     from .loop import train
+    from .observers import observer
     from .policy import Mode, Policy
     from .report import job_reporter
     from .schedule import Schedule
@@ -38,6 +39,7 @@ _HOME = {
     "find_divergent_ranks": "checks.weights",
     "hold_while_quarantined": "hold",
     "job_reporter": "report",
+    "observer": "observers",
 }
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "find_divergent_ranks",
     "hold_while_quarantined",
     "job_reporter",
+    "observer",
 ]
 
 

@@ -35,6 +35,13 @@ class AuditPass:
     loss_audited: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ReplayOff:
+    """Replays do not reproduce steps, on any rank: that is no fault of a GPU, and nothing can be compared."""
+
+    reason: str
+
+
 class Examiner:
     """The replica group's judge. Every method is called on all ranks alike."""
 
@@ -54,7 +61,7 @@ class Examiner:
         nonfinite: tuple[int, ...],
         *,
         at_start: bool = False,
-    ) -> AuditPass | Sighting | str:
+    ) -> AuditPass | Sighting | ReplayOff | str:
         """Replay `step` (the one being computed).
 
         Args:
@@ -133,7 +140,7 @@ class Examiner:
         )
         return Sighting(Check.NONFINITE, step, (finding,), nonfinite_ranks=(rank,))
 
-    def _judge(self, sighting: Sighting, result: RingResult, *, at_start: bool) -> Sighting:
+    def _judge(self, sighting: Sighting, result: RingResult, *, at_start: bool) -> Sighting | ReplayOff:
         if result.pairs:
             # Diverged weights make replays mismatch as well; then no computation was wrong.
             divergence = self.compare_weights()
@@ -148,6 +155,11 @@ class Examiner:
                     evidence=f"replays mismatch and the ranks' environments differ: {difference}",
                 )
                 return replace(sighting, findings=(finding,))
+            if not sighting.nonfinite_ranks and self._nobody_reproduces(result):
+                return ReplayOff(
+                    "no rank gets its own micro-batch's bits again when it is replayed, as happens when a "
+                    "compiler gives the replay another graph than the step"
+                )
         targets = contested_targets(result.pairs)
         judged: list[Contested] = []
         if targets:
@@ -160,6 +172,12 @@ class Examiner:
         )
         findings = ambiguous_at_start(self._rank_map, found.findings) if at_start else found.findings
         return replace(sighting, findings=findings, contests=found.contests)
+
+    def _nobody_reproduces(self, result: RingResult) -> bool:
+        """Whether every comparison failed and every rank differs from itself as well; a collective."""
+        if len(result.pairs) < self._comm.world:
+            return False
+        return self._comm.total([int(not self._ring.repeats(result))])[0] == self._comm.world
 
 
 def _reproduced(rank: int, result: RingResult, judged: Sequence[Contested]) -> bool:

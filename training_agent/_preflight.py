@@ -6,7 +6,9 @@ GPUs disagree. Never accuses a node for a kernel that is not reproducible. Next:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,9 +105,9 @@ def _try(run: Run, parameters: int, depth: Depth, strict: bool) -> tuple[_Answer
 
 def first_unstable_operator(run: Callable[[], Any]) -> str | None:
     """Run twice under a dispatch mode and name the first operator whose output digests differ."""
-    with _Journal(digests=True) as first:
+    with _eagerly(), _Journal(digests=True) as first:
         run()
-    with _Journal(digests=True) as second:
+    with _eagerly(), _Journal(digests=True) as second:
         run()
     for mine, again in zip(first.lines, second.lines, strict=False):
         if mine != again:
@@ -116,11 +118,23 @@ def first_unstable_operator(run: Callable[[], Any]) -> str | None:
 def _collectives(run: Run) -> tuple[str, ...]:
     """Communication operators that the micro-batch issues by itself."""
     try:
-        with _Journal(digests=False) as journal:
+        with _eagerly(), _Journal(digests=False) as journal:
             run(Depth.BITS)
     except COMPUTE_ERRORS:
         pass  # said already by the run before
     return tuple(dict.fromkeys(name for name, _ in journal.lines if name.startswith(_COLLECTIVES)))
+
+
+def _eagerly() -> AbstractContextManager[Any]:
+    """Compiled code runs as it was written inside the block.
+
+    A compiler that meets a dispatch mode gives a function up for the rest of the process: the steps of the
+    training loop would no longer be compiled.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 class _Journal(TorchDispatchMode):  # type: ignore[no-untyped-call]

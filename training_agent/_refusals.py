@@ -20,6 +20,7 @@ from .errors import ConfigurationError
 # They call the closure several times in one update; known by name, since they come from anywhere.
 _SEVERAL_CLOSURES = frozenset({"LBFGS", "SAM", "ASAM", "GSAM", "ESAM", "LookSAM"})
 Hook = TypeVar("Hook", bound=Callable[..., Any])
+AFTER_BACKWARD = "Checks must see all gradients before the first update: call step() after loss.backward()."
 _DIVERGING_HOOKS = frozenset({"post_localSGD_hook"})
 
 
@@ -60,6 +61,34 @@ def refuse_optimizers(optimizers: Sequence[Optimizer], parameters: dict[str, nn.
             f"{len(strangers)} trained parameters ({', '.join(strangers[:3])}) are in no optimizer given to "
             "attach(). With several optimizers pass all of them, in the order in which they step: "
             "attach(ddp, [first, second]). Parameters that are never trained need requires_grad=False."
+        )
+
+
+def refuse_tensors(module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+    """Refuse parameters and gradients that checks do not read.
+
+    Raises:
+        ConfigurationError: naming parameters or modules.
+    """
+    complexes = [name for name, p in parameters.items() if p.is_complex()]
+    if complexes:
+        raise ConfigurationError(
+            f"{', '.join(complexes[:3])}: complex parameters are not checked. Keep real and imaginary "
+            "part as a real parameter and use torch.view_as_complex in the forward."
+        )
+    sparse = [
+        f"{name} ({type(m).__name__})"
+        for name, m in module.named_modules()
+        if getattr(m, "sparse", False) is True
+    ]
+    if sparse:
+        raise ConfigurationError(
+            f"{', '.join(sparse[:3])}: sparse gradients are not checked. Build the layer with sparse=False."
+        )
+    fused = [name for name, p in parameters.items() if hasattr(p, "_in_backward_optimizers")]
+    if fused:
+        raise ConfigurationError(
+            f"{', '.join(fused[:3])}: an optimizer is applied inside the backward. {AFTER_BACKWARD}"
         )
 
 

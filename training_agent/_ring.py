@@ -120,6 +120,11 @@ class Ring:
         answers: list[Answer] = self._comm.gather(answer)
         return answers
 
+    def repeats(self, result: RingResult) -> bool:
+        """Whether this rank gets its own step's bits again; all ranks compute at once."""
+        again, _ = self._attempt(result.capture, self._comm.rank, Phase.ARBITRATION, result.original.depth)
+        return again is not None and again.agrees(result.original)
+
     def _attempt(
         self, capture: Capture, target: int, phase: Phase, depth: Depth
     ) -> tuple[Evidence | None, str]:

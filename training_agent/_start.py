@@ -15,6 +15,7 @@ from . import _capture, _preflight_only, _startup
 from ._alarm import Sighting
 from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence
+from ._examine import ReplayOff
 from ._phase import Phase
 from ._preflight import preflight
 from ._startup import Setup
@@ -85,7 +86,10 @@ class Start:
             step = update.ledger.step + 1
             batch = MicroBatch(capture, 0)
             outcome = update.examiner.examine(step, batch, found.evidence, (), at_start=True)
-        if isinstance(outcome, Sighting):
+        if isinstance(outcome, ReplayOff):
+            update.no_replays(outcome)
+            update.begin()  # the step in progress may have been begun as an audit
+        elif isinstance(outcome, Sighting):
             update.alarm(outcome)
         self._leave_if_asked()
 

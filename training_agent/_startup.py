@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from . import exit_codes
 from ._alarm import versions
 from ._comm import Comm
-from ._refusals import diverging_hook, refuse_optimizers, unwrapped
+from ._refusals import diverging_hook, refuse_optimizers, refuse_tensors, unwrapped
 from ._shared_proof import prove_shared
 from .checkpoint import CheckpointStore
 from .checks.replay import LossFunction
@@ -55,6 +55,7 @@ class Wishes:
 class Setup:
     """What a guard works on, after everything that can be refused has been."""
 
+    model: nn.Module  # as given: DDP, or torch.compile of it
     ddp: DistributedDataParallel
     optimizers: tuple[Optimizer, ...]
     compute_loss: LossFunction | None
@@ -83,7 +84,7 @@ def set_up(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], wishes:
     parameters = {n: p for n, p in ddp.module.named_parameters() if p.requires_grad}
     device = next(iter(parameters.values()), torch.empty(0)).device
     comm = Comm(group, device)
-    own = agree_on_setup(comm, device, wishes, optimizers, parameters)
+    own = agree_on_setup(comm, device, wishes, optimizers, ddp.module, parameters)
     self_test(comm, device)
     rank_map = gather_places(own.place(comm.rank, local_rank()), group)
     prove_shared(comm, rank_map, own, wishes.checkpoints)
@@ -91,6 +92,7 @@ def set_up(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], wishes:
     hook = diverging_hook(ddp)
     off = f"replicas may legally hold different weights under the communication hook {hook}" if hook else None
     return Setup(
+        model,
         ddp,
         optimizers,
         wishes.compute_loss,
@@ -141,6 +143,7 @@ def agree_on_setup(
     device: torch.device,
     wishes: Wishes,
     optimizers: Sequence[Optimizer],
+    module: nn.Module,
     parameters: dict[str, nn.Parameter],
 ) -> AgentSettings:
     """Check what each rank can check by itself, then that all ranks see the same; a collective.
@@ -157,6 +160,7 @@ def agree_on_setup(
             require_cublas_workspace(device)
         if not parameters:
             raise ConfigurationError("The model has no parameter that requires a gradient: nothing to check.")
+        refuse_tensors(module, parameters)
         refuse_optimizers(optimizers, parameters)
         _refuse_unknown(wishes)
     except AgentError as e:

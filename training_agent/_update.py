@@ -16,10 +16,11 @@ from torch.optim import Optimizer
 from ._alarm import Sighting
 from ._capture import DeviceState, reentered
 from ._evidence import Depth
-from ._examine import AuditPass, Examiner
+from ._examine import AuditPass, Examiner, ReplayOff
 from ._gate import Count, Gate, Tally
 from ._latch import AlarmLatch
 from ._ledger import Ledger
+from ._refusals import AFTER_BACKWARD
 from ._startup import Setup
 from ._watch import StepRecord, StepWatch
 from .checks.nonfinite import GradientNorms
@@ -92,10 +93,9 @@ class Update:
             ConfigurationError: the update comes out of a running backward.
         """
         self.latch.raise_again()
-        if self.norms.in_backward:
+        if self.norms.in_backward or torch._C._current_graph_task_id() != -1:
             raise ConfigurationError(
-                "optimizer.step() was called inside the backward (optimizer-in-backward). Checks must see "
-                "all gradients before the first update: call step() after loss.backward()."
+                f"optimizer.step() was called inside the backward (optimizer-in-backward). {AFTER_BACKWARD}"
             )
         self.drain()
         if not self._judged:  # with several optimizers the first to step is judged for all
@@ -181,7 +181,7 @@ class Update:
         """Replay the step around the ring; None when it passed or could not be compared."""
         batch = record.batch
         can = not blocked and batch is not None and self.setup.replay_off is None
-        outcome: AuditPass | Sighting | str
+        outcome: AuditPass | Sighting | ReplayOff | str
         with deterministic():
             if can and record.audit and not (nonfinite and record.micro_batches > 1):
                 assert batch is not None
@@ -194,9 +194,17 @@ class Update:
             return outcome
         if isinstance(outcome, AuditPass):
             self.ledger.audit_passed(record.step, outcome)
+        elif isinstance(outcome, ReplayOff):
+            self.no_replays(outcome)
+            self.ledger.audit_skipped(record.step, outcome.reason)
         else:
             self.ledger.audit_skipped(record.step, outcome)
         return None
+
+    def no_replays(self, off: ReplayOff) -> None:
+        """From now on audits are skipped and counted; checks 1 and 3 go on."""
+        self.depth = None
+        self.ledger.note(f"replay audits are off: {off.reason}")
 
     def _overflow(self, step: int, tally: Tally, own: Tensor) -> Sighting | None:
         flags = self.setup.comm.gather(int(own)) if tally.nonfinite else []
@@ -239,7 +247,7 @@ class Update:
             self.determinism.enter()
         with reentered(capture, setup.ddp.module, setup.device):
             with self.watch.inside_loss(capture.args, capture.kwargs):
-                loss = compute(setup.ddp, *capture.args, **capture.kwargs)
+                loss = compute(setup.model, *capture.args, **capture.kwargs)
             self.watch.leave_loss(loss)
             torch.autograd.backward([loss], [seed for seed in capture.seeds if seed is not None])
         if setup.finish is not None:

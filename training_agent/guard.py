@@ -31,6 +31,7 @@ from ._latch import AlarmLatch
 from ._ledger import Ledger, LoadedManifest
 from ._phase import Phase
 from ._refusals import untraced, wrap_closure
+from ._replayer import Replayer
 from ._ring import Ring
 from ._start import Start
 from ._startup import Setup, Wishes
@@ -39,9 +40,10 @@ from ._warm_up import backward_from_outputs
 from ._watch import StepWatch
 from .checkpoint import CheckpointStore
 from .checks.nonfinite import GradientNorms
-from .checks.replay import LossFunction, recompute
+from .checks.replay import LossFunction
 from .determinism import DeterministicMode
 from .errors import CheckpointError, ConfigurationError
+from .observers import quiet
 from .policy import Mode, Policy
 from .report import Reporter
 from .schedule import Schedule
@@ -110,6 +112,7 @@ class Guard:
         self._phase = Phase.TRAINING
         self._ledger = Ledger(step)
         self._determinism = DeterministicMode()
+        self._replayer = Replayer(setup)
         self._latch = AlarmLatch(setup)
         parameters = list(setup.parameters.values())
         self._norms = GradientNorms(parameters, lambda: self._phase is Phase.TRAINING)
@@ -163,6 +166,7 @@ class Guard:
             )
         if self._phase is not Phase.TRAINING or not torch.is_grad_enabled():
             return compute(model, *args, **kwargs)
+        self._replayer.called(model)
         self._begin_step(lambda: compute(model, *args, **kwargs), lambda loss: loss.backward())
         self._start.preflight(Unit.LOSS, args, kwargs)
         with self._watch.inside_loss(args, kwargs):
@@ -262,6 +266,8 @@ class Guard:
             self._watch.enter_module(args, kwargs)
 
     def _on_module_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+        if self._phase in (Phase.REPLAY, Phase.ARBITRATION):
+            self._replayer.module_returned(output)
         return self._watch.leave_module(output) if self._watching and self._watch.open else None
 
     @property
@@ -269,17 +275,15 @@ class Guard:
         return self._phase is Phase.TRAINING and torch.is_grad_enabled()
 
     def _recompute(self, capture: Capture, phase: Phase, depth: Depth) -> Evidence:
-        setup = self._setup
         with self._during(phase):
-            return recompute(
-                setup.ddp, setup.compute_loss, capture, depth, setup.device, list(setup.parameters)
-            )
+            return self._replayer.recompute(capture, depth)
 
     @contextmanager
     def _during(self, phase: Phase) -> Iterator[None]:
         before, self._phase = self._phase, phase
         try:
-            yield
+            with quiet(phase is not Phase.TRAINING):
+                yield
         finally:
             self._phase = before
 

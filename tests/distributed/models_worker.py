@@ -20,7 +20,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from tests.distributed.models import CASES, NOISY, UNAUDITED, Case, Loop, Talking, batch_for, scaled
+from tests.distributed.cases import CASES, COMPILED, HIDDEN, INDUCTOR, NOISY, SCALED, UNAUDITED, Case
+from tests.distributed.loops import Loop
+from tests.distributed.models import batch_for
+from tests.distributed.refused import REFUSED
 from tests.distributed.small_model import fingerprint, settings_for
 from training_agent import Schedule, attach
 from training_agent._phase import Phase
@@ -40,6 +43,7 @@ def train(
     """Train one case from a seeded start and say how it ended."""
     loop, states = _build(case, rank, notes)
     out: dict[str, Any] = {"alarm": None, "error": "", "notes": loop.notes, "states": states}
+    out["start"] = fingerprint(loop.plain)
     step = [0]
     torch.manual_seed(50 + rank)
     try:
@@ -47,8 +51,8 @@ def train(
             _attach(case, loop)
         else:
             _warm_up(loop)
-        if strike is not None and rank == BAD:
-            loop.plain.down.register_forward_hook(_hook(lambda: strike(step[0], loop.guard.phase)))
+        if strike is not None and (rank == BAD or case.compiled):
+            _insert(case, loop, lambda: strike(step[0], loop.guard.phase) if rank == BAD else None)
         for step[0] in range(1, case.steps + 1):
             case.step(loop, step[0])
         if guarded:
@@ -69,15 +73,17 @@ def train(
 
 def _build(case: Case, rank: int, notes: dict[str, Any]) -> tuple[Loop, list[list[str]]]:
     """The case's objects, and a list that gets the state right before each update."""
+    if case.compiled:
+        torch._dynamo.reset()
     torch.manual_seed(5)
     plain = case.build()
-    wrapped: Any = torch.compile(plain, backend="aot_eager") if case.compiled == "inside" else plain
+    wrapped: Any = torch.compile(plain, backend=case.backend) if case.compiled == "inside" else plain
     model: Any = DistributedDataParallel(wrapped, **case.ddp)
-    if case.compiled == "outside":
-        model = torch.compile(model, backend="aot_eager")
+    if case.compiled == "around":
+        model = torch.compile(model, backend=case.backend)
     loop = Loop(model, plain, case.optimizers(plain), case.loss or _loss, rank, None, notes=notes)
     if case.scaler:
-        loop.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=1000)
+        loop.scaler = torch.amp.GradScaler("cpu", init_scale=case.scaler, growth_interval=1000)
     if case.prepare is not None:
         case.prepare(loop)
     states: list[list[str]] = []
@@ -88,7 +94,7 @@ def _build(case: Case, rank: int, notes: dict[str, Any]) -> tuple[Loop, list[lis
 
 def _attach(case: Case, loop: Loop) -> None:
     loop.guard = attach(
-        loop.model,
+        _ddp(loop.model) if case.hidden else loop.model,
         loop.optimizers if len(loop.optimizers) > 1 else loop.optimizers[0],
         compute_loss=case.loss,
         schedule=case.schedule,
@@ -115,6 +121,12 @@ def _warm_up(loop: Loop) -> None:
 
 def _ddp(model: Any) -> DistributedDataParallel:
     return getattr(model, "_orig_mod", model)
+
+
+def _insert(case: Case, loop: Loop, factor: Callable[[], float | None]) -> None:
+    """Put a fault in. A hook breaks a compiled graph in two, so that healthy ranks need it as well."""
+    hook = _hook(factor)
+    loop.plain.down.register_forward_hook(torch.compiler.disable(hook) if case.compiled else hook)
 
 
 def _hook(factor: Callable[[], float | None]) -> Callable[[nn.Module, Any, Tensor], Tensor | None]:
@@ -177,21 +189,15 @@ def scenarios(rank: int) -> dict[str, Callable[[], dict[str, Any]]]:
     """All runs by name."""
     runs: dict[str, Callable[[], dict[str, Any]]] = {}
     for name, case in CASES.items():
-        runs[f"{name}: unguarded"] = lambda case=case: train(case, rank, guarded=False)
-        runs[f"{name}: clean"] = lambda case=case: train(case, rank, guarded=True)
-        runs[f"{name}: x1000"] = lambda case=case: train(case, rank, guarded=True, strike=persistent)
-        runs[f"{name}: nan"] = lambda case=case: train(case, rank, guarded=True, strike=nan_at(5))
+        runs |= _audited(name, case, rank)
     for name, case in UNAUDITED.items():
         runs[f"{name}: unguarded"] = lambda case=case: train(case, rank, guarded=False)
         runs[f"{name}: clean"] = lambda case=case: train(case, rank, guarded=True)
         runs[f"{name}: nan"] = lambda case=case: train(case, rank, guarded=True, strike=nan_at(5))
     runs["noisy backward"] = lambda: train(NOISY, rank, guarded=True)
     runs["noisy backward: x1000"] = lambda: train(NOISY, rank, guarded=True, strike=persistent)
-    runs["collective inside"] = lambda: train(Case(Talking), rank, guarded=True)
-    lbfgs = Case(optimizers=lambda m: [torch.optim.LBFGS(m.parameters())])
-    runs["LBFGS"] = lambda: train(lbfgs, rank, guarded=True)
-    half = Case(optimizers=lambda m: [torch.optim.SGD(m.up.parameters(), lr=0.1)])
-    runs["half of the parameters"] = lambda: train(half, rank, guarded=True)
+    for name, (case, _) in REFUSED.items():
+        runs[name] = lambda case=case: train(case, rank, guarded=True)
     runs["fault from the start"] = lambda: train(Case(), rank, guarded=True, strike=from_the_start)
     for policy in ("retry", "skip", "warn"):
         # no clipping: a retried step can repeat only what it knows of
@@ -206,14 +212,35 @@ def scenarios(rank: int) -> dict[str, Callable[[], dict[str, Any]]]:
     runs["retry, clipped: nan"] = lambda: train(clipped, rank, guarded=True, strike=nan_at(5))
     last = replace(CASES["deferred"], schedule=Schedule(2, 2, None))
     runs["deferred: nan in the last step"] = lambda: train(last, rank, guarded=True, strike=nan_at(7))
-    for kind in ("scaler", "scaler, fused", "scaler, fused, deferred"):
-        case = replace(CASES[kind], steps=12, step=scaled)
+    for kind in SCALED:
+        case = replace(CASES[kind], steps=12)
         runs[f"{kind}: overflows"] = lambda case=case: train(case, rank, guarded=True, overflows=(2, 6, 9))
-        long = replace(CASES[kind], steps=24, step=scaled)
+        long = replace(CASES[kind], steps=24)
         runs[f"{kind}: overflows forever"] = lambda case=long: train(
             case, rank, guarded=True, overflows=range(3, 99)
         )
     return runs
+
+
+def compiled_scenarios(rank: int) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Those that go through `torch.compile`, by name."""
+    runs: dict[str, Callable[[], dict[str, Any]]] = {}
+    for name, case in {**COMPILED, **INDUCTOR}.items():
+        runs |= _audited(name, case, rank)
+    runs["hidden: clean"] = lambda: train(HIDDEN, rank, guarded=True)
+    runs["hidden: unguarded"] = lambda: train(HIDDEN, rank, guarded=False)
+    runs["hidden: nan"] = lambda: train(HIDDEN, rank, guarded=True, strike=nan_at(5))
+    runs["hidden: start"] = lambda: train(HIDDEN, rank, guarded=True, strike=from_the_start)
+    return runs
+
+
+def _audited(name: str, case: Case, rank: int) -> dict[str, Callable[[], dict[str, Any]]]:
+    return {
+        f"{name}: unguarded": lambda: train(case, rank, guarded=False),
+        f"{name}: clean": lambda: train(case, rank, guarded=True),
+        f"{name}: x1000": lambda: train(case, rank, guarded=True, strike=persistent),
+        f"{name}: nan": lambda: train(case, rank, guarded=True, strike=nan_at(5)),
+    }
 
 
 def unclipped(loop: Loop, step: int) -> None:
@@ -223,17 +250,14 @@ def unclipped(loop: Loop, step: int) -> None:
     loop.optimizers[0].step()
 
 
-def main(out: Path, only: str = "") -> None:
+def main(out: Path, compiled: str = "") -> None:
+    """Run what is not compiled, or of the compiled runs those whose name begins with `compiled`."""
     warnings.simplefilter("ignore", ScheduleWarning)
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", timeout=timedelta(seconds=90))
-    results = {}
-    for name, run in scenarios(rank).items():
-        if re.search(only, name):
-            results[name] = run()
-            if only and rank == 0:
-                sys.stdout.write(f"{name} {json.dumps(results[name], default=str)[:600]}\n")
+    runs = compiled_scenarios(rank) if compiled else scenarios(rank)
+    results = {name: run() for name, run in runs.items() if re.match(compiled, name)}
     (out / f"{rank}.json").write_text(json.dumps(results, default=str))
     dist.destroy_process_group()
 

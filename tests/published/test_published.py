@@ -73,8 +73,9 @@ def test_the_whole_comparison() -> None:
     assert not {name: wrong for name, wrong in found.table.items() if wrong}
     assert len(found.table) >= 20 and set(found.trials) == set(TRIALS)
     assert found.trials["autocast opened by the loop, no fault"][1] == "no alarm"
-    assert found.trials["torch.compile around DDP, no fault"][1].endswith("names []")
     published, ours = found.trials["unused parameters that differ by rank"]
     assert "DDP reducer" in published and ours == "no alarm"
     published, ours = found.trials["a moment of rank 3 flipped before the save"]
     assert published == "saved, tagged as passed" and "names [3]" in ours
+    assert found.trials["torch.compile around DDP, no fault"][1] == "no alarm"
+    assert found.trials["unused parameters that differ by rank"][1] == "no alarm"

@@ -98,23 +98,45 @@ class _Unit(nn.Module):
         aliases: list[Tensor],
         recorder: Recorder,
     ) -> None:
-        if capture.unit is Unit.MODULE or compute_loss is None:
-            output = self.wrapped(*capture.args, **capture.kwargs)
-            size = size_of(list(output_tensors(output)))
-            if recorder.depth is Depth.FINITENESS and size is not None:
-                recorder.loss(size)
-            roots = [t for t in output_tensors(output) if t.requires_grad]
-        else:
-            roots = [compute_loss(_WithoutDdp(ddp), *capture.args, **capture.kwargs)]
-            recorder.loss(roots[0])
-        if recorder.depth is Depth.OUTPUT:
-            return
-        seeds = capture.seeds or [torch.ones_like(root) for root in roots]  # none yet: the preflight
-        if len(roots) != len(seeds):
-            raise RuntimeError(f"the replay has {len(roots)} outputs, the original had {len(seeds)}")
-        reached = [(root, seed) for root, seed in zip(roots, seeds, strict=True) if seed is not None]
-        # `inputs` keeps everything else that the graph reaches (tensors outside the model) untouched.
-        torch.autograd.backward([r for r, _ in reached], [s for _, s in reached], inputs=aliases)
+        def differentiate(roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
+            # `inputs` keeps everything else that the graph reaches (tensors outside the model) untouched.
+            torch.autograd.backward(roots, seeds, inputs=aliases)
+
+        run_unit(capture, compute_loss, self.wrapped, _WithoutDdp(ddp), recorder, differentiate)
+
+
+def run_unit(
+    capture: Capture,
+    compute_loss: LossFunction | None,
+    module: Callable[..., Any],
+    model: Any,
+    recorder: Recorder,
+    differentiate: Callable[[Sequence[Tensor], Sequence[Tensor]], None],
+) -> None:
+    """Run the forward of the captured unit and, where it is compared, its backward.
+
+    Args:
+        module: called with the captured arguments when the unit is the wrapped module.
+        model: what the loss function gets otherwise.
+        recorder: gets the loss here; outputs and gradients come to it by hooks.
+        differentiate: runs the backward from roots with the gradients that entered them.
+    """
+    if capture.unit is Unit.MODULE or compute_loss is None:
+        output = module(*capture.args, **capture.kwargs)
+        size = size_of(list(output_tensors(output)))
+        if recorder.depth is Depth.FINITENESS and size is not None:
+            recorder.loss(size)
+        roots = [t for t in output_tensors(output) if t.requires_grad]
+    else:
+        roots = [compute_loss(model, *capture.args, **capture.kwargs)]
+        recorder.loss(roots[0])
+    if recorder.depth is Depth.OUTPUT:
+        return
+    seeds = capture.seeds or [torch.ones_like(root) for root in roots]  # none yet: the preflight
+    if len(roots) != len(seeds):
+        raise RuntimeError(f"the replay has {len(roots)} outputs, the original had {len(seeds)}")
+    reached = [(root, seed) for root, seed in zip(roots, seeds, strict=True) if seed is not None]
+    differentiate([r for r, _ in reached], [s for _, s in reached])
 
 
 class _WithoutDdp:

@@ -1,0 +1,133 @@
+"""Training steps that people really write, for the models of `models`. Next: `cases` puts both together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tests.distributed.models import batch_for
+
+
+@dataclass(slots=True)
+class Loop:
+    """What a step of some case works on."""
+
+    model: nn.Module  # as wrapped
+    plain: nn.Module
+    optimizers: list[Optimizer]
+    loss: Callable[..., Tensor]
+    rank: int
+    guard: Any  # None in an unguarded run
+    scaler: Any = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+def plain_step(loop: Loop, step: int) -> None:
+    loop.optimizers[0].zero_grad()
+    loop.loss(loop.model, batch_for(loop.rank, step)).backward()
+    nn.utils.clip_grad_norm_(loop.plain.parameters(), 1.0)
+    loop.optimizers[0].step()
+
+
+def accumulate(loop: Loop, step: int) -> None:
+    """Three micro-batches, the first two under no_sync."""
+    loop.optimizers[0].zero_grad()
+    for micro in range(3):
+        with loop.model.no_sync() if micro < 2 else nullcontext():
+            (loop.loss(loop.model, batch_for(loop.rank, step, micro)) / 3).backward()
+    loop.optimizers[0].step()
+
+
+def freeze_and_thaw(loop: Loop, step: int) -> None:
+    for p in loop.plain.up.parameters():
+        p.requires_grad_(not 3 <= step <= 4)
+    plain_step(loop, step)
+
+
+def replace_data(loop: Loop, step: int) -> None:
+    if step == 3:
+        for p in loop.plain.parameters():
+            p.data = p.data.clone()
+    plain_step(loop, step)
+
+
+def several_forwards(loop: Loop, step: int) -> None:
+    """Two forwards, one backward."""
+    loop.optimizers[0].zero_grad()
+    first = loop.loss(loop.model, batch_for(loop.rank, step))
+    second = loop.loss(loop.model, batch_for(loop.rank, step, 1))
+    (first + second).backward()
+    loop.optimizers[0].step()
+
+
+def evaluate_between(loop: Loop, step: int) -> None:
+    plain_step(loop, step)
+    loop.model.eval()
+    with torch.no_grad():
+        loop.loss(loop.model, batch_for(loop.rank, step, 7))
+    loop.model.train()
+
+
+def forgotten_no_grad(loop: Loop, step: int) -> None:
+    """An evaluation that builds a graph which nobody uses."""
+    loop.model.eval()
+    loop.loss(loop.model, batch_for(loop.rank, step, 7))
+    loop.model.train()
+    plain_step(loop, step)
+
+
+def two_optimizers(loop: Loop, step: int) -> None:
+    for optimizer in loop.optimizers:
+        optimizer.zero_grad()
+    loop.loss(loop.model, batch_for(loop.rank, step)).backward()
+    for optimizer in loop.optimizers:
+        optimizer.step()
+
+
+def closure(loop: Loop, step: int) -> None:
+    """As Lightning does."""
+
+    def run() -> Tensor:
+        loop.optimizers[0].zero_grad()
+        loss = loop.loss(loop.model, batch_for(loop.rank, step))
+        loss.backward()
+        return loss
+
+    loop.optimizers[0].step(run)
+
+
+def returned_loss(loop: Loop, step: int) -> None:
+    loop.optimizers[0].zero_grad()
+    batch = batch_for(loop.rank, step)
+    loop.model(batch["x"], batch["y"])["loss"].backward()
+    loop.optimizers[0].step()
+
+
+def scaled(loop: Loop, step: int) -> None:
+    """fp16 style: rank 2 overflows now and then, which the scaler answers by skipping the step."""
+    loop.optimizers[0].zero_grad()
+    batch = batch_for(loop.rank, step)
+    if loop.rank == 2 and step in loop.notes.get("overflows", ()):
+        batch["x"][0, 0] = float("inf")
+    loop.scaler.scale(loop.loss(loop.model, batch)).backward()
+    loop.scaler.step(loop.optimizers[0])
+    loop.scaler.update()
+
+
+def half(loop: Loop, step: int) -> None:
+    """The forward under fp16 autocast, as the loop opens it."""
+    loop.optimizers[0].zero_grad()
+    batch = batch_for(loop.rank, step)
+    if loop.rank == 2 and step in loop.notes.get("overflows", ()):
+        batch["x"][0, 0] = 1e5  # too large for fp16
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = loop.loss(loop.model, batch)
+    loop.scaler.scale(loss).backward()
+    loop.scaler.step(loop.optimizers[0])
+    loop.scaler.update()

@@ -1,0 +1,86 @@
+"""What cannot be guarded, each as one `Case`. Next: `models_worker` shows that no rank applies an update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tests.distributed import loops, models
+from tests.distributed.cases import Case
+from tests.distributed.loops import Loop
+
+
+class SAM(torch.optim.SGD):
+    """Sharpness-aware minimisation goes by this name everywhere."""
+
+
+class Twice(torch.optim.SGD):
+    """The same under a name that nobody knows."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        closure()
+        loss = closure()
+        super().step()
+        return loss
+
+
+class Complex(models.Net):
+    """A parameter with an imaginary part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = nn.Parameter(torch.ones(4, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.phase.abs()
+
+
+class Sparse(models.Net):
+    """Gradients of an embedding that hold the rows which were used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(8, 8, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.table(torch.arange(len(x))))
+
+
+def _step_in_hook(loop: Loop) -> None:
+    """Optimizer-in-backward, by a user's own hook."""
+    loop.plain.up.weight.register_post_accumulate_grad_hook(lambda _p: loop.optimizers[0].step())
+
+
+def _fused_into_backward(loop: Loop) -> None:
+    """Optimizer-in-backward, torch's own way."""
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    _apply_optimizer_in_backward(torch.optim.SGD, loop.plain.up.parameters(), {"lr": 0.1})
+
+
+def sgd(kind: type[torch.optim.SGD]) -> Callable[[nn.Module], list[Optimizer]]:
+    return lambda model: [kind(model.parameters(), lr=0.1)]
+
+
+# Name: the case, and what the refusal must say.
+REFUSED: dict[str, tuple[Case, str]] = {
+    "collective inside": (Case(models.Talking), "communicates inside its own forward"),
+    "LBFGS": (
+        Case(optimizers=lambda m: [torch.optim.LBFGS(m.parameters())]),
+        "LBFGS evaluates its closure several times",
+    ),
+    "SAM": (Case(optimizers=sgd(SAM)), "SAM evaluates its closure several times"),
+    "closure twice": (Case(optimizers=sgd(Twice), step=loops.closure), "called its closure twice"),
+    "half of the parameters": (
+        Case(optimizers=lambda m: [torch.optim.SGD(m.up.parameters(), lr=0.1)]),  # type: ignore[union-attr]
+        "are in no optimizer given to attach()",
+    ),
+    "step in a hook": (Case(prepare=_step_in_hook), "was called inside the backward (optimizer-in-backward)"),
+    "fused into the backward": (Case(prepare=_fused_into_backward), "up.weight, up.bias: an optimizer is"),
+    "complex parameter": (Case(Complex), "phase: complex parameters are not checked"),
+    "sparse gradient": (Case(Sparse), "table (Embedding): sparse gradients are not checked"),
+}

@@ -1,0 +1,90 @@
+"""`torch.compile` inside DDP and around it: replays go through the user's own compiled callable.
+
+The backend of the short runs needs no compiler and gives other bits than eager code; inductor is in `soak`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+
+import pytest
+
+from tests.distributed.cases import COMPILED, INDUCTOR
+from tests.distributed.conftest import launch
+from tests.distributed.test_models import BAD, RANKS, Results, assert_nothing_moved, same_end, the_alarm
+from training_agent.contract import Check
+
+pytestmark = pytest.mark.timeout(900)  # the first test waits for all runs
+SHORT = "decomposed around"
+LONG = sorted({**COMPILED, **INDUCTOR})
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+Runs = Callable[[str], Results]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """One run by name, one entry per rank; each kind of model is launched once."""
+    known: dict[str, Results] = {}
+
+    def get(name: str) -> Results:
+        if name not in known:
+            out = tmp_path_factory.mktemp("compiled")
+            only = name.split(":")[0] + ":"
+            ended = launch("tests.distributed.models_worker", RANKS, str(out), only, timeout=600)
+            assert [code for code, _ in ended] == [0] * RANKS, "\n".join(text[-1500:] for _, text in ended)
+            by_rank = [json.loads((out / f"{rank}.json").read_text()) for rank in range(RANKS)]
+            known.update({run: [results[run] for results in by_rank] for run in by_rank[0]})
+        return known[name]
+
+    return get
+
+
+def assert_guarded(runs: Runs, name: str) -> None:
+    clean = runs(f"{name}: clean")
+    assert [r["error"] for r in clean] == [""] * RANKS
+    for r in clean:
+        m = r["manifest"]
+        assert (m["audits_passed"], m["audits_skipped"], m["notes"]) == (3, 0, [])
+    assert same_end(clean, runs(f"{name}: unguarded"))
+    faulty = runs(f"{name}: x1000")
+    alarm = the_alarm(faulty)
+    assert (alarm.check, alarm.step, alarm.named_ranks) == (Check.REPLAY, 4, (BAD,)), faulty[0]["error"]
+    assert_nothing_moved(faulty, 4)
+    assert the_alarm(runs(f"{name}: nan")).named_ranks == (BAD,)
+
+
+def test_what_is_compiled_around_ddp_is_audited_and_left_bit_identical(runs: Runs) -> None:
+    assert_guarded(runs, SHORT)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [n for n in LONG if n != SHORT])
+def test_every_way_to_compile(runs: Runs, name: str) -> None:
+    if name in INDUCTOR and COMPILER is None:
+        pytest.skip("inductor needs a C++ compiler: install g++")
+    assert_guarded(runs, name)
+
+
+def test_a_compiler_that_nobody_told_us_of_switches_replays_off_by_name(runs: Runs) -> None:
+    clean = runs("hidden: clean")
+    assert [r["error"] for r in clean] == [""] * RANKS
+    for r in clean:
+        m = r["manifest"]
+        assert (m["audits_passed"], m["audits_skipped"], m["weight_checks_passed"]) == (0, 3, 4)
+        (note,) = m["notes"]
+        assert note.startswith("replay audits are off: no rank gets its own micro-batch's bits again")
+    assert same_end(clean, runs("hidden: unguarded"))
+
+
+def test_check_1_works_under_a_hidden_compiler(runs: Runs) -> None:
+    alarm = the_alarm(runs("hidden: nan"))
+    assert (alarm.check, alarm.step, alarm.nonfinite_ranks) == (Check.NONFINITE, 5, (BAD,))
+
+
+def test_a_fault_from_the_start_is_told_from_a_compiler(runs: Runs) -> None:
+    results = runs("hidden: start")
+    alarm = the_alarm(results)
+    assert (alarm.check, alarm.step, alarm.named_ranks) == (Check.REPLAY, 1, (BAD,))
+    assert [r["states"] for r in results] == [[]] * RANKS
