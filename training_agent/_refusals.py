@@ -20,7 +20,7 @@ from .errors import ConfigurationError
 # They call the closure several times in one update; known by name, since they come from anywhere.
 _SEVERAL_CLOSURES = frozenset({"LBFGS", "SAM", "ASAM", "GSAM", "ESAM", "LookSAM"})
 Hook = TypeVar("Hook", bound=Callable[..., Any])
-AFTER_BACKWARD = "Checks must see all gradients before the first update: call step() after loss.backward()."
+_AFTER_BACKWARD = "Checks must see all gradients before the first update: call step() after loss.backward()."
 _DIVERGING_HOOKS = frozenset({"post_localSGD_hook"})
 
 
@@ -88,7 +88,19 @@ def refuse_tensors(module: nn.Module, parameters: dict[str, nn.Parameter]) -> No
     fused = [name for name, p in parameters.items() if hasattr(p, "_in_backward_optimizers")]
     if fused:
         raise ConfigurationError(
-            f"{', '.join(fused[:3])}: an optimizer is applied inside the backward. {AFTER_BACKWARD}"
+            f"{', '.join(fused[:3])}: an optimizer is applied inside the backward. {_AFTER_BACKWARD}"
+        )
+
+
+def refuse_inside_backward() -> None:
+    """Refuse an update that comes out of a running backward.
+
+    Raises:
+        ConfigurationError: on every rank alike, before the update.
+    """
+    if torch._C._current_graph_task_id() != -1:
+        raise ConfigurationError(
+            f"optimizer.step() was called inside the backward (optimizer-in-backward). {_AFTER_BACKWARD}"
         )
 
 

@@ -24,6 +24,7 @@ from ._refusals import diverging_hook, refuse_optimizers, refuse_tensors, unwrap
 from ._shared_proof import prove_shared
 from .checkpoint import CheckpointStore
 from .checks.replay import LossFunction
+from .checks.sharded import is_sharded, local_shards
 from .contract import Env, NodeRegistration
 from .determinism import environment, require_cublas_workspace
 from .digest import digest
@@ -118,6 +119,13 @@ def group_of(ddp: nn.Module) -> dist.ProcessGroup:
     Raises:
         ConfigurationError: not wrapped in DDP, or alone. The same on every rank.
     """
+    if any(is_sharded(p) for p in ddp.parameters()):
+        local_shards(dict(ddp.named_parameters()))  # says why where there is nothing to compare
+        raise ConfigurationError(
+            f"attach() got {type(ddp).__name__} with sharded parameters (HSDP), which it does not guard yet. "
+            "Call training_agent.find_divergent_ranks(dict(model.named_parameters())) on every rank after "
+            "optimizer.step(): it compares each shard along the replicate dimension."
+        )
     if not isinstance(ddp, DistributedDataParallel):
         raise ConfigurationError(
             f"attach() got a {type(ddp).__name__}. Checks compare replicas: wrap the model in "

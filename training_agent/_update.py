@@ -20,13 +20,12 @@ from ._examine import AuditPass, Examiner, ReplayOff
 from ._gate import Count, Gate, Tally
 from ._latch import AlarmLatch
 from ._ledger import Ledger
-from ._refusals import AFTER_BACKWARD
+from ._refusals import refuse_inside_backward
 from ._startup import Setup
 from ._watch import StepRecord, StepWatch
 from .checks.nonfinite import GradientNorms
 from .contract import Check
 from .determinism import DeterministicMode, deterministic
-from .errors import ConfigurationError
 from .log_line import log_line
 from .policy import Mode, Policy
 from .report import StepChecks
@@ -90,13 +89,10 @@ class Update:
 
         Raises:
             SdcAlarm: a check fired and the policy stops.
-            ConfigurationError: the update comes out of a running backward.
+            ConfigurationError: see `refuse_inside_backward`.
         """
         self.latch.raise_again()
-        if self.norms.in_backward or torch._C._current_graph_task_id() != -1:
-            raise ConfigurationError(
-                f"optimizer.step() was called inside the backward (optimizer-in-backward). {AFTER_BACKWARD}"
-            )
+        refuse_inside_backward()
         self.drain()
         if not self._judged:  # with several optimizers the first to step is judged for all
             self._judged = True
@@ -123,9 +119,8 @@ class Update:
         self._respond(record, self._judge(record, tally, own))
 
     def _count(self, blocked: bool, optimizer: Optimizer) -> tuple[Count, Tensor]:
-        device = self.setup.device
-        own = self.norms.local_nonfinite(device)
-        return self.gate.count(own, self.norms.reduced_nonfinite(device), blocked, optimizer), own
+        own = self.norms.local_nonfinite(self.setup.device)
+        return self.gate.count(own, self.norms.reduced_nonfinite(self.setup.device), blocked, optimizer), own
 
     def drain(self) -> None:
         """Deferred mode: read what the last step's flags say.
@@ -208,9 +203,8 @@ class Update:
 
     def _overflow(self, step: int, tally: Tally, own: Tensor) -> Sighting | None:
         flags = self.setup.comm.gather(int(own)) if tally.nonfinite else []
-        again = self.ledger.overflowed(
-            frozenset(r for r, flag in enumerate(flags) if flag), self.setup.comm.world
-        )
+        ranks = frozenset(rank for rank, flag in enumerate(flags) if flag)
+        again = self.ledger.overflowed(ranks, self.setup.comm.world)
         return None if again is None else self.examiner.overflowing(step, again)
 
     # -- the answer ------------------------------------------------------------------------------------

@@ -172,9 +172,7 @@ class Guard:
         with self._watch.inside_loss(args, kwargs):
             loss = compute(model, *args, **kwargs)
         if not isinstance(loss, Tensor):
-            raise ConfigurationError(
-                f"compute_loss returned a {type(loss).__name__}; it must return the loss tensor."
-            )
+            raise ConfigurationError(f"compute_loss returned a {type(loss).__name__}, not the loss tensor.")
         self._watch.leave_loss(loss)
         return loss
 

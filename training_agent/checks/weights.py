@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..digest import WORDS, digest
+from .sharded import compare_shards, is_sharded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,12 +41,20 @@ def find_divergent_ranks(tensors: Mapping[str, Tensor], group: ProcessGroup | No
     gathered and voted on, see `judge`.
 
     Args:
-        tensors: the same names in the same order on every rank, all on one device.
-        group: the replicas; None is the default group. Ranks in the result are global ranks.
+        tensors: the same names in the same order on every rank, all on one device. DTensors, as
+            `fully_shard` over a 2-D mesh makes them: each local shard is compared along the replicate
+            dimension, and the result is that of all ranks of the job, which all call this.
+        group: the replicas; None is the default group, or for DTensors their mesh's. Ranks in the result are
+            global ranks.
+
+    Raises:
+        ConfigurationError: DTensors of which each shard exists once, or that lie on several meshes.
     """
     import torch
     import torch.distributed as dist
 
+    if group is None and any(is_sharded(t) for t in tensors.values()):
+        return compare_shards(tensors, find_divergent_ranks)
     names = tuple(tensors)
     compared = sum(t.numel() * t.element_size() for t in tensors.values())
     if not names:
