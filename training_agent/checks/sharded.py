@@ -54,8 +54,8 @@ def local_shards(tensors: Mapping[str, Tensor]) -> Shards:
     if len(dims) != 1:
         raise ConfigurationError(
             f"{next(iter(found))} lies on a mesh of shape {tuple(mesh.shape)} as {first.placements}: each "
-            "shard must exist on the ranks of exactly one replicate dimension. With plain FSDP it exists once, "
-            "and there is nothing to compare it with: shard over a 2-D mesh (HSDP)."
+            "shard must exist on the ranks of exactly one replicate dimension. Under plain FSDP it exists "
+            "once, and there is nothing to compare it with: shard over a 2-D mesh (HSDP)."
         )
     if mesh.size() != dist.get_world_size():
         raise ConfigurationError(
