@@ -1,7 +1,7 @@
 """The dashboard that an operator wants open, on cdk-monitoring-constructs.
 
 In: the cluster's name, the state machine, the queues, all alarms. Out: one CloudWatch dashboard. Per job:
-audits, age of the last pass, heartbeats, what the agent dropped; incidents by state; time to contain,
+audits, age of the last pass, heartbeats, what the agent dropped; open incidents by state; time to contain,
 approve, replace. Jobs come and go, so they are found by search, never listed.
 """
 
@@ -17,6 +17,8 @@ from aws_cdk import aws_sqs as sqs
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
+from lambdas.domain.incident import State
+from lambdas.steps.reconcile import IN_STATE
 from training_agent.contract.names import METRIC_NAMESPACE, Metric
 
 from .config import Deployment
@@ -32,6 +34,7 @@ PER_JOB = (
     ("Messages that the agent dropped", Metric.DROPPED_MESSAGES, "Sum"),
 )
 OF_INCIDENTS = ("incidents_open", "oldest_open_incident_seconds", "jobs_without_heartbeat", "breaker_open")
+BY_STATE = tuple(IN_STATE + state.value.lower() for state in State if not state.terminal)
 DURATIONS = ("seconds_to_contain", "seconds_to_approve", "seconds_to_replace")
 
 
@@ -83,6 +86,7 @@ class Dashboard(Construct):
         self._facade.add_medium_header("Incidents")
         for title, names, statistic in (
             ("Open", OF_INCIDENTS[:1], "Maximum"),
+            ("Open, by state", BY_STATE, "Maximum"),
             ("What waits", OF_INCIDENTS[1:], "Maximum"),
             ("Seconds to contain, approve, replace", DURATIONS, "Average"),
         ):

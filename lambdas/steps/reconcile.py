@@ -45,6 +45,7 @@ LONGEST: dict[State, timedelta] = {  # without a change of the row; beyond it no
     State.VERIFYING: timedelta(minutes=30),
     State.CLOSING: timedelta(minutes=30),
 }
+IN_STATE = "incidents_in_"  # + the open state's name in lower case
 FREED = frozenset({State.RELEASED, State.REJECTED_RELEASED, State.CLOSED, State.OBSERVED})
 
 
@@ -105,6 +106,8 @@ def _incident(needs: Needs, incident_id: str, now: datetime, counts: dict[str, f
         return
     age = (now - moment(incident.opened_at)).total_seconds()
     counts["incidents_open"] += 1
+    in_state = IN_STATE + incident.state.value.lower()
+    counts[in_state] = counts.get(in_state, 0.0) + 1  # a state that holds none puts no number, and costs none
     counts["oldest_open_incident_seconds"] = max(counts["oldest_open_incident_seconds"], age)
     counts["unknown_outcomes"] += abandoned.unknown_outcomes(needs.incidents, incident)
     if abandoned.is_abandoned(needs, incident, now):

@@ -52,6 +52,8 @@ def test_open_incidents_and_their_age_are_numbers(driver: Driver, incident: Inci
     numbers = look(driver)
     assert numbers["incidents_open"] == 1 and numbers["incidents_without_progress"] == 0
     assert 600 <= numbers["oldest_open_incident_seconds"] < 610
+    state = driver.world.incidents.get(incident.id).state.value.lower()
+    assert {n: v for n, v in numbers.items() if n.startswith("incidents_in_")} == {f"incidents_in_{state}": 1}
 
 
 def test_an_incident_without_progress_is_seen(driver: Driver, incident: Incident) -> None:
