@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,9 @@ def measure(ranks: int = RANKS, tensors: int = TENSORS) -> dict[str, Any]:
         Place(r, r % GPUS, f"hyperpod-i-{r // GPUS:017x}", f"i-{r // GPUS:017x}", f"GPU-{r}", None, None)
         for r in range(ranks)
     )
+    boxes = [pickle.dumps(p) for p in places]  # what all_gather_object hands to every rank
+    _timed(out, "one_gather_of_places_s", lambda: [pickle.loads(box) for box in boxes])
+    out["one_gather_of_places_bytes"] = sum(map(len, boxes))
     rank_map = _timed(out, "rank_map_s", lambda: RankMap(places))
     _timed(out, "partners_s", lambda: partners(rank_map, 3))
     _timed(out, "quorum_s", lambda: quorum(rank_map, ranks // 2, 1))

@@ -16,6 +16,7 @@ from training_agent.digest import BLOCK, SPLIT_WORDS, reference_digest
 Backend = Callable[[Sequence[Tensor], int], Tensor]
 # All of Triton is interpreted or none of it, for the whole process: test_digest_triton starts one of its own.
 IN_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
+REAL_WIDTHS: dict[str, int] = {}  # of the Triton launch, before `backend_of` widens it
 NAMES = ["triton"] if IN_INTERPRETER else ["chosen", "portable", "plain", "AVX2", "AVX-512"]
 
 
@@ -29,6 +30,8 @@ def backend_of(name: str) -> Backend:
         from training_agent import _digest_triton
 
         # Wide turns: the interpreter pays by the operation. The real widths have a test of their own.
+        REAL_WIDTHS.setdefault("LANES", _digest_triton.LANES)
+        REAL_WIDTHS.setdefault("UNROLL", _digest_triton.UNROLL)
         _digest_triton.LANES, _digest_triton.UNROLL = _digest_triton.PAIRS, 1
         return _digest_triton.table
     return compiled(_digest_compiled.WIDTHS.index(name))

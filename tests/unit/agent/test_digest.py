@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from tests.unit.agent.digest_backends import (
+    IN_INTERPRETER,
     NAMES,
+    REAL_WIDTHS,
     Backend,
     backend_of,
     check,
@@ -151,3 +153,14 @@ def test_one_element_with_a_stride_is_digested_like_any_other() -> None:
     assert torch.equal(
         digest([torch.arange(6).reshape(2, 3)[:1, :1].t()]), digest([torch.zeros(1, 1).long()])
     )
+
+
+if IN_INTERPRETER:
+
+    def test_the_widths_of_the_real_triton_launch_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+        backend_of("triton")  # widens them
+        from training_agent import _digest_triton
+
+        for name, width in REAL_WIDTHS.items():
+            monkeypatch.setattr(_digest_triton, name, width)
+        _digest_triton.check(torch.device("cpu"))
