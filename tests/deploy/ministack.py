@@ -24,7 +24,8 @@ class Ministack:
     """Up while the `with` block runs."""
 
     def __init__(self, python: Path, folder: Path, environment: Mapping[str, str]) -> None:
-        self._python, self._folder, self._environment = python, folder, environment
+        self._python = python.absolute()  # it runs in `folder`; resolved it would leave its environment
+        self._folder, self._environment = folder, environment
         with socket.socket() as free:
             free.bind((LOOPBACK, 0))
             self.port = int(free.getsockname()[1])
