@@ -68,7 +68,7 @@ class Tasks:
             payload=sfn.TaskInput.from_object({**INCIDENT, "task_token": sfn.JsonPath.task_token}),
             integration_pattern=sfn.IntegrationPattern.WAIT_FOR_TASK_TOKEN,
             retry_on_service_exceptions=False,
-            task_timeout=sfn.Timeout.at("$.approval_timeout_seconds"),
+            task_timeout=sfn.Timeout.at("$.patience_seconds"),
             comment="waits for a human, who decides behind the mailed link",
         )
         _retry(task)

@@ -1,7 +1,7 @@
 """The incident's state machine. The last expression of `_flow` reads as the flow.
 
 In: one function per step. Out: the state machine, started by `ingest` with `{"incident_id": ...}`.
-Each step answers {incident_id, outcome, story, wait_seconds, approval_timeout_seconds}; a choice reads the
+Each step answers {incident_id, outcome, story, wait_seconds, patience_seconds, ...}; a choice reads the
 outcome, and whatever it does not know goes to a human. The incident's id always comes from the execution's
 own input: no answer, least of all the callback of an approval, can turn the flow to another incident.
 """
@@ -74,7 +74,7 @@ class IncidentWorkflow(Construct):
             "reads what was decided; the callback itself decides nothing",
         )
         approval_timed_out = make.tell(
-            "approval_timed_out", {"timed_out": True}, "nobody answered in time, or just in time"
+            "approval_timed_out", {"timed_out": True}, "reminds at half time; then silence, or just in time"
         )
         replace = make.step("replace", retry=False)  # the call has no client token: twice may be two nodes
         verify, resume = make.step("verify"), make.step("resume")
@@ -118,7 +118,7 @@ class IncidentWorkflow(Construct):
             (confirm, {"confirmed": decide, "waiting": self._wait_before(confirm)}),
             (request_approval, {ANYTHING_ELSE: approval_answered}),
             (approval_answered, answers),
-            (approval_timed_out, answers),
+            (approval_timed_out, {**answers, "reminded": request_approval}),
             (
                 replace,
                 {

@@ -78,4 +78,5 @@ def answer_of(approval: Approval) -> dict[str, object]:
         "story": f"a human answered: {approval.answer.value if approval.answer else ''}",
         "wait_seconds": 0,
         "approval_timeout_seconds": DEFAULT_TIMEOUT_SECONDS,
+        "patience_seconds": DEFAULT_TIMEOUT_SECONDS,
     }

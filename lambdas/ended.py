@@ -56,7 +56,10 @@ def over(approval: Approval, ended: Ended) -> Response:
             approval=approval,
         )
     if ended is Ended.NOBODY_WAITS:
-        text = "The incident has gone on or ended without it. Your answer was noted; it changed nothing."
+        text = (
+            "Your answer is noted, and nobody waits for it at this moment: the incident has ended without "
+            "it, or takes it up within five minutes. A mail tells all approvers when it counts."
+        )
         return _page(410, "Nobody waits for this answer", text, approval=approval)
     if ended is Ended.USED and approval.decided:
         return _used(approval)

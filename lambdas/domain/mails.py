@@ -89,14 +89,19 @@ NO_NODE_BLAMED = Notice(
 )
 
 
-def approval_mail(incident: Incident, approval: Approval, way: tuple[str, ...], url: str) -> Mail:
+def approval_mail(
+    incident: Incident, approval: Approval, way: tuple[str, ...], url: str, *, reminder: bool = False
+) -> Mail:
     """Ask for a review; `way` is where to answer, `url` the base that the command line signs for."""
     words = wording(approval)
+    until = f"Nobody has answered yet. Answer by {when(approval.expires_at)}; any link of yours will do."
+    if not reminder:
+        until = deadline(approval)
     body = Letter(
         opening=(
             *(f"{line} Please answer all the same." for line in _drill(incident)),
             words.question,
-            f"{deadline(approval)} Nothing happens without a person's yes.",
+            f"{until} Nothing happens without a person's yes.",
             words.why,
             words.sure and f"How sure? {words.sure}",
         ),
@@ -106,7 +111,7 @@ def approval_mail(incident: Incident, approval: Approval, way: tuple[str, ...], 
         commands=(*_answers(approval, url), *_check(incident)),
         facts=approval.facts,
     )
-    return subject(incident, words.subject), render(body)
+    return subject(incident, "reminder, " * reminder + words.subject), render(body)
 
 
 def deadline(approval: Approval) -> str:

@@ -7,6 +7,7 @@ Touches nothing but the incident's rows.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from training_agent.contract import Mode, gpu_subject, instance_subject
 
@@ -49,9 +50,9 @@ def run(needs: Needs, incident_id: str) -> StepResult:
         decided = replace(decided, asks=asks, asking=decision.action, approval_id=f"{incident.id}-{asks}")
     story = f"{decision.row.id} -> {decision.next.value}: {decision.reason}"
     record(needs, incident, _closing(decided, decision, facts), story)
-    return StepResult(
-        decision.next.value, story, approval_timeout_seconds=needs.settings.approval_timeout_seconds
-    )
+    timeout = needs.settings.approval_timeout_seconds
+    half = ceil(timeout / 2)  # then a reminder; the definition before waits for the whole at once
+    return StepResult(decision.next.value, story, approval_timeout_seconds=timeout, patience_seconds=half)
 
 
 _ENDS = {CheckResult.NODE_GONE: State.REPLACED_BY_HYPERPOD, CheckResult.STUCK: State.HEALTHCHECK_STUCK}

@@ -1,4 +1,4 @@
-"""What people are told: an end that needs them, an answer that somebody gave, silence.
+"""What people are told: an end that needs them, an answer that somebody gave, half of the time, silence.
 
 Used by `request_approval`, the one function that may mail. In: the incident. Out: mails, each once; and the
 outcome of a question, read from its row and never from a callback.
@@ -7,6 +7,7 @@ outcome of a question, read from its row and never from a callback.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 from typing import Any, Protocol
 
 from training_agent.contract import Alarm, Mode
@@ -19,9 +20,11 @@ from ..domain.incident import EffectState, Incident, State
 from ..domain.policy import effective_mode
 from ..domain.times import moment
 from ..ports import Approvals, Mail
+from ..settings import RequestApprovalSettings
 from .effects import Permitted
 from .outcome import Recorder, StepResult, Took, alarm_of, amend, evidence_of
 from .replace import REFUSED, effect_name
+from .way import way_to
 
 TOLD = frozenset(
     {
@@ -30,10 +33,13 @@ TOLD = frozenset(
         State.HANDED_TO_HUMAN,
     }
 )  # fmt: skip
+MUCH_LEFT = 0.25  # of the question's time: a wait that ends before is the one for the reminder
 SILENCE = "nobody answered; everything stays cordoned or held, and nothing is replaced"
 
 
 class Speaker(Recorder, Permitted, Protocol):
+    @property
+    def settings(self) -> RequestApprovalSettings: ...
     @property
     def approvals(self) -> Approvals: ...
     @property
@@ -101,10 +107,18 @@ def answered(needs: Speaker, incident_id: str) -> StepResult:
 
 
 def timed_out(needs: Speaker, incident_id: str) -> StepResult:
-    """The wait ended. The row decides: an answer that was recorded and not delivered still counts."""
+    """A wait ended. The row decides: an answer that was recorded and not delivered still counts.
+
+    The first of two waits is half as long as the question stands: then everybody is reminded.
+    """
     incident = needs.incidents.get(incident_id)
     approval_id = incident.approval_id
-    if approval_id and needs.approvals.get(approval_id) is not None:
+    standing = needs.approvals.get(approval_id) if approval_id else None
+    if approval_id and standing is not None:
+        left = moment(standing.expires_at) - needs.clock.now()
+        if standing.state is ApprovalState.PENDING and left > MUCH_LEFT * needs.settings.approval_timeout:
+            story = _remind(needs, incident, standing)
+            return StepResult("reminded", story, patience_seconds=ceil(left.total_seconds()))
         ended = needs.approvals.end(approval_id, ApprovalState.EXPIRED)
         approval = needs.approvals.get(approval_id)
         if ended and approval is not None:
@@ -129,6 +143,24 @@ def _decided(needs: Speaker, incident: Incident, approval: Approval, how: str) -
     decided = moment(approval.decided_at) if approval.decided_at else needs.clock.now()
     took = Took.between("seconds_to_approve", approval.created_at, decided, incident)
     return StepResult(approval.outcome, story, took=took)
+
+
+def _remind(needs: Speaker, incident: Incident, approval: Approval) -> str:
+    """Once, to everybody, each with a link of his own; a reminder that cannot be sent ends nothing."""
+    effect = f"remind:{approval.approval_id}"
+    try:
+        if not needs.incidents.intend(incident.id, effect, needs.clock.now()):
+            return "nobody has answered yet; reminded before"
+        approvers, url = needs.mail.approvers(), needs.settings.review_url.rstrip("/")
+        for approver in approvers:
+            way = way_to(needs, approval, approver)
+            needs.mail.send(approver, *mails.approval_mail(incident, approval, way, url, reminder=True))
+        told = f"{len(approvers)} approver(s) were reminded"
+        needs.incidents.conclude(incident.id, effect, told, needs.clock.now())
+    except PipelineError as e:
+        told = f"the reminder could not be sent: {e}"
+    needs.incidents.audit(incident.id, "reminder", told, needs.clock.now())
+    return f"half of the time is over and nobody has answered; {told}"
 
 
 def _escalate(needs: Speaker, incident: Incident, approval: Approval) -> StepResult:

@@ -47,8 +47,9 @@ class StepResult:
     outcome: str
     story: str
     wait_seconds: int = 0
-    approval_timeout_seconds: int = DEFAULT_APPROVAL_TIMEOUT_SECONDS
+    approval_timeout_seconds: int = DEFAULT_APPROVAL_TIMEOUT_SECONDS  # read by the definition before
     took: Took | None = None  # for the metrics, not for the state machine
+    patience_seconds: int = DEFAULT_APPROVAL_TIMEOUT_SECONDS  # of one wait; a reminder lies between two
 
     def plain(self, incident_id: str) -> dict[str, object]:
         return {
@@ -57,6 +58,7 @@ class StepResult:
             "story": self.story[:MAX_STORY],
             "wait_seconds": self.wait_seconds,
             "approval_timeout_seconds": self.approval_timeout_seconds,
+            "patience_seconds": self.patience_seconds,
         }
 
 

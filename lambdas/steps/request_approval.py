@@ -7,14 +7,13 @@ The page or the signed route decides; `replace` and `resume` re-read the row.
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
 from training_agent.contract import Alarm, gpu_subject, instance_subject
 
 from ..domain import mails, messages
-from ..domain.approval import Action, Approval, ApprovalState, Link, Past, hash_of
+from ..domain.approval import Action, Approval, ApprovalState, Past
 from ..domain.errors import NeedsHumanError, NoApproverError
 from ..domain.incident import Incident, State
 from ..domain.times import stamp
@@ -22,6 +21,7 @@ from ..ports import Approvals, Bus, Clock, Controls, Incidents, Mail
 from ..settings import RequestApprovalSettings
 from . import notices
 from .outcome import StepResult, alarm_of, record
+from .way import way_to
 
 MAX_HISTORY = 20  # lines of the page
 
@@ -71,7 +71,7 @@ def _ask(needs: Needs, incident_id: str, task_token: str) -> StepResult:
         return StepResult("asked", f"the standing question is {standing.state.value}")
     missing = [a for a in approvers if not approval.mailed_to(a)]
     for approver in missing:
-        way, url = _way(needs, approval, approver), needs.settings.review_url.rstrip("/")
+        way, url = way_to(needs, approval, approver), needs.settings.review_url.rstrip("/")
         subject, body = mails.approval_mail(incident, approval, way, url)
         needs.mail.send(approver, subject, body)
         needs.approvals.mark_mailed(approval.approval_id, approver)
@@ -81,16 +81,6 @@ def _ask(needs: Needs, incident_id: str, task_token: str) -> StepResult:
 
 def _has_subject(incident: Incident) -> bool:
     return incident.instance_id is not None or incident.asking is Action.RELEASE
-
-
-def _way(needs: Needs, approval: Approval, approver: str) -> tuple[str, ...]:
-    """A link of 256 random bits, of which only the hash is kept; or the route when links are off."""
-    base = needs.settings.review_url.rstrip("/")
-    if not needs.settings.approval_links:
-        return mails.signed_way(f"{base}/incidents/{approval.incident_id}/decision")
-    secret = secrets.token_urlsafe(32)
-    needs.approvals.add_link(hash_of(secret), Link(approval.approval_id, approver))
-    return mails.link_way(f"{base}/review/{secret}")
 
 
 def _approval(needs: Needs, incident: Incident, alarm: Alarm) -> Approval:

@@ -35,7 +35,7 @@ FLOW = {
     "decide": {"confirm": "confirm", "approve": "request_approval", "release": "resume"},
     "confirm": {"confirmed": "decide", "waiting": "wait before confirm"},
     "approval_answered": ANSWERS,
-    "approval_timed_out": ANSWERS,
+    "approval_timed_out": ANSWERS | {"reminded": "request_approval"},
     "replace": {
         "replaced": "verify",
         "busy": "wait before replace",
@@ -81,7 +81,7 @@ def test_the_machine_starts_with_locate_and_has_an_outer_bound(machine: dict[str
 def test_every_task_has_a_timeout(states: States) -> None:
     for name, task in tasks(states).items():
         assert "TimeoutSeconds" in task or "TimeoutSecondsPath" in task, name
-    assert states["request_approval"]["TimeoutSecondsPath"] == "$.approval_timeout_seconds"
+    assert states["request_approval"]["TimeoutSecondsPath"] == "$.patience_seconds"
 
 
 def test_a_task_outlives_its_function(states: States) -> None:

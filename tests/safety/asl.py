@@ -16,7 +16,9 @@ State = dict[str, Any]
 Definition = dict[str, Any]
 
 START = frozenset({"incident_id"})  # what `ingest` starts an execution with
-ANSWER = frozenset({"incident_id", "outcome", "story", "wait_seconds", "approval_timeout_seconds"})
+ANSWER = frozenset(
+    {"incident_id", "outcome", "story", "wait_seconds", "approval_timeout_seconds", "patience_seconds"}
+)
 CAUGHT = frozenset({"Error", "Cause"})
 NOTHING: frozenset[str] = frozenset()
 CONTEXT = frozenset({"$$.Execution.Input.incident_id", "$$.Task.Token"})

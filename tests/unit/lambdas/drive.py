@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from dataclasses import replace
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
@@ -14,6 +15,7 @@ import pytest
 
 from lambdas import approval_page, handlers, wiring
 from lambdas.domain.incident import Incident
+from lambdas.domain.times import moment
 from lambdas.ports import ClusterNode, KubeNode, KubePod
 from lambdas.steps.register import JOB_UID_LABEL
 from tests.events import builder
@@ -100,7 +102,14 @@ class Driver:
         self.path.append(name)
         self.stories.append(str(answer["story"]))
         self.waited_s += answer["wait_seconds"] if answer["outcome"] in ("waiting", "busy") else 0
-        assert set(answer) == {"incident_id", "outcome", "story", "wait_seconds", "approval_timeout_seconds"}
+        assert set(answer) == {
+            "incident_id",
+            "outcome",
+            "story",
+            "wait_seconds",
+            "approval_timeout_seconds",
+            "patience_seconds",
+        }
         return answer
 
     def until_asked(self, incident: Incident) -> str:
@@ -134,6 +143,7 @@ class Driver:
             if state == "tell_human":
                 answer = self.step("request_approval", incident, notice="human", seen=seen)
             elif state == "approval_timed_out":
+                self.world.clock.at = max(self.world.clock.at, self.patience_ends(incident))
                 answer = self.step("request_approval", incident, timed_out=True)
             elif state == "approval_answered":
                 answer = self.step("request_approval", incident, answered=True)
@@ -142,6 +152,12 @@ class Driver:
             seen = answer
             state = FLOW[state].get(answer["outcome"], "tell_human")
         raise AssertionError(f"no end after {MAX_STEPS} steps: {self.path[-5:]}")
+
+    def patience_ends(self, incident: Incident) -> datetime:
+        """When the question of `incident` expires."""
+        asked = self.world.incidents.get(incident.id).approval_id
+        row = self.world.approvals.rows.get(asked or "")
+        return moment(row.expires_at) if row is not None else self.world.clock.at
 
     def on_state(self, state: str) -> None:
         """Hook: the world moves while the machine walks."""
@@ -184,7 +200,7 @@ FLOW: dict[str, dict[str, str]] = {
     "contain": {"contained": "decide"},
     "decide": {"confirm": "confirm", "approve": "request_approval", "release": "resume"},
     "confirm": {"waiting": "confirm", "confirmed": "decide"},
-    "approval_timed_out": ANSWERS,
+    "approval_timed_out": {**ANSWERS, "reminded": "request_approval"},
     "approval_answered": ANSWERS,
     "replace": {"replaced": "verify", "busy": "replace", "drilled": "resume", "reopened": "contain"},
     "verify": {"waiting": "verify", "verified": "resume"},

@@ -28,6 +28,11 @@ def asked(row: str, action: Action = Action.REPLACE, **changes: Any) -> mails.Ma
     return mails.approval_mail(incident, approval_of(incident), WAY, URL)
 
 
+def reminded(row: str, **changes: Any) -> mails.Mail:
+    incident = incident_of(row, **changes)
+    return mails.approval_mail(incident, approval_of(incident), WAY, URL, reminder=True)
+
+
 def decided(answer: Answer, **changes: Any) -> mails.Mail:
     incident = incident_of("C1", **changes)
     approval = replace(
@@ -58,6 +63,9 @@ TOGETHER = DeepCheck(
 )
 KINDS = {
     "request-replace": lambda: asked("C1"),
+    "reminder": lambda: reminded("C1"),
+    "reminder-held-job": lambda: reminded("R1", asking=Action.RELEASE, node=None),
+    "reminder-drill": lambda: reminded("C1", **DRILL),
     "request-replace-weights": lambda: asked("W1"),
     "request-deep-check": lambda: asked("V2", Action.DEEP_CHECK),
     "request-held-job": lambda: asked("R1", Action.RELEASE, node=None, deep_check=TOGETHER),
@@ -106,7 +114,7 @@ def test_each_kind_of_mail_is_plain_ascii_in_72_columns(kind: str) -> None:
 
 
 def test_a_drill_is_marked_in_subject_and_first_line() -> None:
-    for kind in ("request-drill", "decided-drill", "expired-drill", "drill-stopped"):
+    for kind in ("request-drill", "reminder-drill", "decided-drill", "expired-drill", "drill-stopped"):
         subject, body = KINDS[kind]()
         assert subject.startswith("[SDC FIRE DRILL]") and body.startswith("FIRE DRILL: no node is accused")
 

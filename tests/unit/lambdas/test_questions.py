@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from lambdas.domain.approval import Action, Answer, ApprovalState
+from lambdas.domain.errors import RefusedError
 from lambdas.domain.incident import CheckResult, Incident, State
 from lambdas.ports import ClusterFacts
 from tests.events import builder
@@ -18,6 +19,7 @@ from .fakes import START
 SUSPECT = builder.INSTANCES[1]
 NODE = f"hyperpod-{SUSPECT}"
 JOB = job_subject(builder.JOB.uid)
+PATIENCE = 7200
 
 
 @pytest.fixture
@@ -253,3 +255,75 @@ def test_links_can_be_switched_off(driver: Driver) -> None:
     assert driver.until_asked(second) == link  # no new one was mailed
     assert f"/incidents/{second.id}/decision" in driver.world.mail.sent[-1][2]
     assert len(driver.world.approvals.links) == 1
+
+
+# a reminder at half time
+
+
+def half_time(driver: Driver) -> Incident:
+    driver.world.mail.confirmed = ("a@example.com", "b@example.com")
+    driver.register()
+    (incident,) = driver.alarm(builder.alarm(builder.culprit(3)))
+    driver.until_asked(incident)
+    driver.world.clock.at += timedelta(seconds=PATIENCE / 2)
+    return incident
+
+
+def test_the_first_wait_is_half_as_long_as_the_question_stands(driver: Driver) -> None:
+    driver.register()
+    (incident,) = driver.alarm(builder.alarm(builder.culprit(3)))
+    driver.play(incident, "locate", stop="decide")
+    assert driver.step("decide", incident)["patience_seconds"] == PATIENCE / 2
+
+
+def test_at_half_time_everybody_is_reminded_once_and_the_wait_goes_on(driver: Driver) -> None:
+    incident = half_time(driver)
+    first = driver.links()
+    driver.world.mail.sent.clear()
+    answer = driver.step("request_approval", incident, timed_out=True)
+    assert (answer["outcome"], answer["patience_seconds"]) == ("reminded", PATIENCE / 2)
+    assert [to for to, _, _ in driver.world.mail.sent] == ["a@example.com", "b@example.com"]
+    assert all("reminder" in subject for _, subject, _ in driver.world.mail.sent)
+    assert not set(first) & set(driver.links())
+    assert driver.step("request_approval", incident, timed_out=True)["outcome"] == "reminded"  # a retry
+    assert len(driver.world.mail.sent) == 2
+    assert driver.ask(incident, "token-2") == ""  # nobody is asked a second time
+
+
+@pytest.mark.parametrize("which", ["of the question", "of the reminder"])
+def test_links_of_question_and_reminder_decide_once_together(driver: Driver, which: str) -> None:
+    incident = half_time(driver)
+    old = driver.links()[0]
+    driver.step("request_approval", incident, timed_out=True)
+    new = driver.links()[-1]
+    driver.ask(incident, "token-2")
+    used, other = (old, new) if which == "of the question" else (new, old)
+    assert driver.answer(used)["statusCode"] == 200
+    assert driver.world.callback.answers[-1][0] == "token-2"  # the one that waits now
+    assert driver.answer(other, "release")["statusCode"] == 410
+
+
+def test_after_the_reminder_silence_is_still_no_consent(driver: Driver) -> None:
+    incident = half_time(driver)
+    assert driver.play(incident, "approval_timed_out") == "closed"
+    assert driver.world.incidents.get(incident.id).state is State.EXPIRED
+
+
+def test_a_reminder_that_cannot_be_sent_ends_nothing(driver: Driver) -> None:
+    incident = half_time(driver)
+
+    def broken(*_: str) -> None:
+        raise RefusedError("Publish: no", "Denied")
+
+    driver.world.mail.send = broken  # type: ignore[method-assign]
+    answer = driver.step("request_approval", incident, timed_out=True)
+    assert answer["outcome"] == "reminded" and "could not be sent" in answer["story"]
+
+
+def test_an_answer_that_came_before_the_reminder_is_taken_and_nobody_is_reminded(driver: Driver) -> None:
+    incident = half_time(driver)
+    driver.world.callback.waiting.clear()
+    driver.answer(driver.links()[0])
+    driver.world.mail.sent.clear()
+    assert driver.step("request_approval", incident, timed_out=True)["outcome"] == "approved"
+    assert not [s for _, s, _ in driver.world.mail.sent if "reminder" in s]

@@ -130,7 +130,14 @@ def test_an_execution_that_waits_since_before_the_upgrade_is_answered_and_finish
     driver.answer(link)
     (_, output) = driver.world.callback.answers[0]
     assert output["outcome"] == "approved"
-    assert set(output) == {"incident_id", "outcome", "story", "wait_seconds", "approval_timeout_seconds"}
+    assert set(output) == {
+        "incident_id",
+        "outcome",
+        "story",
+        "wait_seconds",
+        "approval_timeout_seconds",
+        "patience_seconds",
+    }
     assert driver.step("replace", incident)["outcome"] == "replaced"
 
 
