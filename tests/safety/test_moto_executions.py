@@ -69,6 +69,8 @@ class Cloud:
         with self._one:
             if function in POLLING:
                 self.plant.tick(TICK)
+            if payload.get("timed_out"):  # moto waited in real time, which the plant's clock has not seen
+                self.plant.tick(timedelta(seconds=1))
             if function == "resume":
                 self._let_return(payload["incident_id"])
             self.plant.wires.enter(function, payload["incident_id"])
