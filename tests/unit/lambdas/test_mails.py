@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import typer
 from syrupy.assertion import SnapshotAssertion
+from typer.core import TyperGroup
 
 from lambdas.domain import mails, messages
 from lambdas.domain.approval import Answer, Approval, ApprovalState
@@ -17,6 +20,7 @@ from lambdas.domain.letter import COLUMNS
 from lambdas.domain.wording import SURE
 from lambdas.steps.notices import TOLD
 from tests.unit.lambdas.questions import approval_of, incident_of
+from training_agent.cli.app import app
 
 URL = "https://abcde12345.execute-api.us-east-1.amazonaws.com"
 WAY = mails.link_way(f"{URL}/review/{'A' * 43}")
@@ -158,3 +162,14 @@ def test_the_command_line_answers_the_same_question() -> None:
     assert body.count("sdc approve") == 1 and body.count("sdc reject") == 2 and body.count("--release") == 1
     held = KINDS["request-held-job"]()[1]
     assert "--node" not in held and "--release" not in held
+
+
+@pytest.mark.parametrize("kind", ["request-replace", "request-held-job", "reminder"])
+def test_the_command_line_of_a_mail_is_one_that_sdc_understands(kind: str) -> None:
+    text = KINDS[kind]()[1].replace("\\\n", " ")
+    lines = [shlex.split(line) for line in text.splitlines() if line.startswith("sdc ")]
+    sdc = typer.main.get_command(app)
+    assert len(lines) >= 2 and isinstance(sdc, TyperGroup)
+    for _, verb, *arguments in lines:
+        given = sdc.commands[verb].make_context(verb, arguments).params
+        assert (given["incident"], given["api"], given["reason"]) == ("3f1c9a0b7d2e4685", URL, "why")
