@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,10 +16,23 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.distributed import faults
 from tests.distributed.faults import EVERYWHERE
 from tests.distributed.small_model import Model, batch_for, compute_loss, settings_for
-from training_agent import Schedule, attach
+from training_agent import Guard, Schedule, _examine, attach
 from training_agent._phase import Phase
+from training_agent.checks.weights import Divergence, find_divergent_ranks
 
 LAST = 5  # no audit is due at it
+
+
+def train(guard: Guard, ddp: nn.Module, optimizer: torch.optim.Optimizer, nan_on: int | None) -> None:
+    """The loop; the data of the last step has a NaN on one rank."""
+    rank = int(os.environ["RANK"])
+    for step in range(1, LAST + 1):
+        optimizer.zero_grad()
+        batch = batch_for(rank, step)
+        if (rank, step) == (nan_on, LAST):
+            batch["x"][0, 0] = float("nan")
+        guard.compute_loss(ddp, batch).backward()
+        optimizer.step()
 
 
 def main(mode: str, one: int) -> None:
@@ -33,11 +47,20 @@ def main(mode: str, one: int) -> None:
     named = settings_for(rank) if not (mode == "no node" and rank == one) else None
     start = 5 if mode == "other step" and rank == one else 0
 
+    def vanish(during: str) -> None:
+        """Rank `one` leaves without a word, or hangs."""
+        if rank == one and mode in (f"dies in {during}", f"stops in {during}"):
+            os.kill(os.getpid(), signal.SIGKILL if mode.startswith("dies") else signal.SIGSTOP)
+
+    def compared(*args: Any, **kwargs: Any) -> Divergence:
+        if guard.step:  # not before the first step
+            vanish("weight check")
+        return find_divergent_ranks(*args, **kwargs)
+
+    _examine.find_divergent_ranks = compared
+
     def loss_that_dies(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        if mode == "dies in replay" and rank == one and guard.phase is Phase.REPLAY:
-            os._exit(9)
-        if mode == f"stops in {guard.phase.value}" and rank == one:
-            os.kill(os.getpid(), signal.SIGSTOP)
+        vanish(guard.phase.value)
         if mode == "fails in replay" and rank == one and guard.phase is Phase.REPLAY:
             raise RuntimeError("out of memory")
         return compute_loss(model, batch)
@@ -53,15 +76,11 @@ def main(mode: str, one: int) -> None:
     )
     if mode.startswith("stops"):  # the start itself may take longer on a busy machine
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=8))
-    if mode == "alarm":
-        faults.forward([one], range(3, 99), EVERYWHERE, 1000.0)(model, guard, rank, lambda: guard.step + 1)
-    for step in range(1, LAST + 1):
-        optimizer.zero_grad()
-        batch = batch_for(rank, step)
-        if deferred and (rank, step) == (one, LAST):
-            batch["x"][0, 0] = float("nan")
-        guard.compute_loss(ddp, batch).backward()
-        optimizer.step()
+    if mode == "alarm" or mode.endswith("arbitration"):
+        faults.forward([one if mode == "alarm" else 0], range(3, 99), EVERYWHERE, 1000.0)(
+            model, guard, rank, lambda: guard.step + 1
+        )
+    train(guard, ddp, optimizer, nan_on=one if deferred else None)
     sys.stdout.write(f"done at {guard.step} {guard.manifest()['audits_skipped']}\n")
     if mode == "deferred, not closed":
         return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from tests.distributed.conftest import launch
@@ -34,14 +36,31 @@ def test_two_ranks_detect_and_name_nobody() -> None:
 
 def test_a6_a_peer_that_dies_in_a_replay_ends_the_others_with_code_130_and_accuses_nobody() -> None:
     codes, outputs = run("dies in replay")
-    assert codes == [ExitCode.PEER_LOST, 9, ExitCode.PEER_LOST], outputs[0]
+    assert codes == [ExitCode.PEER_LOST, -signal.SIGKILL, ExitCode.PEER_LOST], outputs[0]
     assert '"sdc":"alarm"' not in "".join(outputs)
     assert "a peer vanished" in outputs[0]
     assert all('"sdc":"peer_lost"' in outputs[rank] for rank in (0, 2))
 
 
-def test_a6_a_peer_that_is_stopped_in_a_replay_is_said_to_be_lost_within_the_group_timeout() -> None:
-    codes, outputs = run("stops in replay", stopped=1)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "stops in replay",
+        *(
+            pytest.param(mode, marks=pytest.mark.soak)
+            for mode in (
+                "stops in arbitration",
+                "stops in weight check",
+                "dies in arbitration",
+                "dies in weight check",
+            )
+        ),
+    ],
+)
+def test_a6_a_peer_that_is_stopped_or_killed_in_a_check_is_said_to_be_lost_within_the_group_timeout(
+    mode: str,
+) -> None:
+    codes, outputs = run(mode, stopped=1)
     assert [codes[0], codes[2]] == [ExitCode.PEER_LOST] * 2, outputs[0]
     for rank in (0, 2):
         assert '"sdc":"peer_lost"' in outputs[rank]
