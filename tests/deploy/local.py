@@ -161,7 +161,7 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         with LocalCloud(synthesize(folder / "local", PLAYED), nodes=4, gpus_per_node=2) as cloud:
             theirs = {k: v for k, v in cloud.environment().items() if k.startswith("AWS_") and "URL" not in k}
-            cloud.kubernetes.let_in(ACCOUNT, OWN_GROUPS)  # ministack signs for every function with this key id
+            cloud.kubernetes.let_in(ACCOUNT, OWN_GROUPS)  # the key id of all functions there
             played = {f"AWS_ENDPOINT_URL_{service}": cloud.endpoint_url for service in ("SAGEMAKER", "EKS")}
             with Ministack(python, folder, {**theirs, **played}) as aws:
                 seen = prove(cloud, folder, {**inherited(), **theirs, **aws.endpoints()})
