@@ -75,8 +75,9 @@ def test_a_decision_names_the_instance_that_was_shown(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(("node", "reason"), [(None, "why"), ("i-0fffffffffffffff0", "why"), (NODE, " ")])
 def test_nothing_is_sent_for_another_node_or_without_a_reason(node: str | None, reason: str) -> None:
     talk, aws = pipeline()
-    with pytest.raises(RefusedError):
+    with pytest.raises(RefusedError) as refused:
         acting.decide(Screen(as_json=True), talk, ID, "approve", node, reason)
+    assert (f"--node {NODE}" in refused.value.remedy) is (node is None)
     assert [m for m, *_ in aws.sent] == ["GET"]
 
 
