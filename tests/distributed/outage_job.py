@@ -49,6 +49,7 @@ def train(folder: Path, kind: str, steps: int, fault: int | None) -> tuple[str, 
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     folder.mkdir(exist_ok=True)
+    (folder / f"pid-{rank}").write_text(str(os.getpid()))  # torchrun's workers lead sessions of their own
     settings = AgentSettings(
         "demo",
         Job("job", f"uid-{kind}", attempt=int(os.environ.get("SDC_ATTEMPT", "1"))),

@@ -15,7 +15,7 @@ from training_agent.checkpoint import CheckpointStore
 
 FAULTY = 2  # where the phase needs an alarm to be reached
 START_S = 90  # three processes that import torch, on a machine that does something else as well
-SHORT = (("kill", "save"),)  # the rest by `make soak`; test_exit_codes has two of a replay
+SHORT = (("kill", "forward"),)  # the rest by `make soak`; test_exit_codes has two of a replay
 
 
 def die(way: str, phase: str, folder: Path) -> None:

@@ -100,6 +100,8 @@ def test_a7_what_sigkill_kept_from_leaving_is_sent_by_the_next_start_under_the_s
         while not spool.alarms():
             assert time.monotonic() < deadline and job.poll() is None, "no alarm was spooled"
             time.sleep(0.02)
+        for worker in (tmp_path / "hole").glob("pid-*"):
+            os.kill(int(worker.read_text()), signal.SIGKILL)
         os.killpg(job.pid, signal.SIGKILL)
         job.communicate(timeout=60)
     (kept,) = spool.unsent()

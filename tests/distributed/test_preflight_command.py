@@ -17,7 +17,9 @@ LAUNCH = ["preflight", "--json", "--", sys.executable, "-m", "torch.distributed.
           "--nproc-per-node", "2", SCRIPT]  # fmt: skip
 
 
-@pytest.mark.parametrize(("how", "code"), [("quiet", Exit.DONE), ("noisy", Exit.NO)])
+@pytest.mark.parametrize(
+    ("how", "code"), [pytest.param("quiet", Exit.DONE, marks=pytest.mark.soak), ("noisy", Exit.NO)]
+)
 def test_preflight_ends_before_the_first_update_and_names_the_operator(
     how: str, code: Exit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
