@@ -1,4 +1,7 @@
-"""R7, A6: a rank dies in any way at any phase; the others end and accuse nobody; the job can resume."""
+"""R7, A6: a rank dies in any way at any phase; the others end and accuse nobody; the job can resume.
+
+By `make soak`; the short forms, a kill and a stop in a replay, are in `test_exit_codes`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from training_agent.checkpoint import CheckpointStore
 
 FAULTY = 2  # where the phase needs an alarm to be reached
 START_S = 90  # three processes that import torch, on a machine that does something else as well
-SHORT = (("kill", "forward"),)  # the rest by `make soak`; test_exit_codes has two of a replay
 
 
 def die(way: str, phase: str, folder: Path) -> None:
@@ -44,16 +46,9 @@ def die(way: str, phase: str, folder: Path) -> None:
     CheckpointStore(folder / "checkpoints", 3).load(newest)
 
 
-@pytest.mark.parametrize(("way", "phase"), SHORT)
-def test_a6_survivors_end_accuse_nobody_and_the_checkpoint_loads(
-    way: str, phase: str, tmp_path: Path
-) -> None:
-    die(way, phase, tmp_path)
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("way", WAYS)
-def test_r7_every_death_at_every_phase(way: str, phase: str, tmp_path: Path) -> None:
+def test_r7_a6_every_death_at_every_phase(way: str, phase: str, tmp_path: Path) -> None:
     die(way, phase, tmp_path)

@@ -91,6 +91,7 @@ def test_a7_a_publisher_of_three_seconds_under_torchrun_loses_no_alarm(
     assert len(spool.alarms()) == 1 and spool.unsent() == ()
 
 
+@pytest.mark.soak  # two more launches; the same over files alone is in test_job_reporter
 def test_a7_what_sigkill_kept_from_leaving_is_sent_by_the_next_start_under_the_same_key(
     aws: TroubledAws, tmp_path: Path
 ) -> None:
