@@ -21,6 +21,7 @@ from .kubernetes_objects import (
     gpus_asked,
     node_object,
     now,
+    own_unschedulable,
     place,
     pod_object,
 )
@@ -132,13 +133,15 @@ class KubernetesState:
                 node["metadata"]["labels"].update(labels)
                 self.put_node(node)
 
-    def put_node(self, node: Object) -> Object:
-        """Store a changed node; the unschedulable taint follows spec.unschedulable, as in the real API."""
+    def put_node(self, node: Object, manager: str = "kubectl") -> Object:
+        """Store what `manager` changed; taint and managed fields follow spec.unschedulable, as in the real
+        API."""
         with self.lock:
             name = node["metadata"]["name"]
             if name not in self._nodes:
                 raise NotFoundError(name)
             follow_unschedulable(node)
+            own_unschedulable(self._nodes[name], node, manager)
             self._nodes[name] = node
             self._changed("MODIFIED", "Node", node)
             return copy.deepcopy(node)

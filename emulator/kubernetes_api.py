@@ -90,7 +90,9 @@ class KubernetesApi:
         changed = _changed(node, request)
         _check_node(node, changed)
         self.access.admit(request.groups, "UPDATE", node, changed)
-        return 200, changed if "dryRun" in request.query else self.state.put_node(changed)
+        if "dryRun" in request.query:
+            return 200, changed
+        return 200, self.state.put_node(changed, request.query.get("fieldManager", "OpenAPI-Generator"))
 
     def _pods(self, request: ApiRequest, namespace: str, rest: list[str]) -> tuple[int, Object]:
         self._authorize(request, "/".join(["pods", *rest[1:]]), named=bool(rest))

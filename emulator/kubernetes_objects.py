@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 Object = dict[str, Any]
+_UNSCHEDULABLE: Object = {"f:spec": {"f:unschedulable": {}}}
 UNSCHEDULABLE_TAINT = "node.kubernetes.io/unschedulable"
 
 
@@ -86,6 +87,17 @@ def gpus_asked(pod: Object) -> int:
     """GPUs that a pod's limits ask for."""
     limits = (c.get("resources", {}).get("limits", {}) for c in pod["spec"]["containers"])
     return sum(int(limit.get("nvidia.com/gpu", 0)) for limit in limits)
+
+
+def own_unschedulable(before: Object, after: Object, manager: str) -> None:
+    """Keep managedFields as the API server does for an update, for this one field: who changes it owns it."""
+    entries = [dict(e) for e in before["metadata"].get("managedFields", [])]
+    if bool(before["spec"].get("unschedulable")) is not bool(after["spec"].get("unschedulable")):
+        entries = [e for e in entries if e["fieldsV1"] != _UNSCHEDULABLE]
+        if after["spec"].get("unschedulable"):
+            entry = {"manager": manager, "operation": "Update", "apiVersion": "v1", "time": now()}
+            entries.append({**entry, "fieldsType": "FieldsV1", "fieldsV1": _UNSCHEDULABLE})
+    after["metadata"]["managedFields"] = entries
 
 
 def follow_unschedulable(node: Object) -> None:

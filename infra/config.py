@@ -46,6 +46,7 @@ class Method(str, Enum):
 
 Addresses = tuple[str, ...]
 Ids = tuple[str, ...]
+Accounts = tuple[str, ...]  # "namespace/name" of service accounts
 TOPIC_ARN = r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[A-Za-z0-9_-]{1,256}$"
 
 
@@ -63,6 +64,10 @@ class Deployment(BaseModel):
     eks_access_entries: bool = False  # needs authentication mode API or API_AND_CONFIG_MAP
     vpc_subnet_ids: Annotated[Ids, Field(max_length=16)] = ()  # private Kubernetes endpoint: where it is seen
     vpc_security_group_ids: Annotated[Ids, Field(max_length=5)] = ()
+
+    training_service_accounts: Annotated[Accounts, Field(min_length=1, max_length=20)] = (
+        "training/training",
+    )
 
     approvers: Addresses = ()  # each confirms its own subscription
     approval_links: bool = True  # false: decisions by the IAM-signed route only, mails carry no link
@@ -92,7 +97,10 @@ class Deployment(BaseModel):
     log_level: Annotated[str, Field(pattern="^(DEBUG|INFO|WARNING|ERROR)$")] = "INFO"
     bundle: bool = True  # false: functions without their packages, for tests and the local cloud only
 
-    @field_validator("approvers", "operators", "vpc_subnet_ids", "vpc_security_group_ids", mode="before")
+    @field_validator(
+        "approvers", "operators", "vpc_subnet_ids", "vpc_security_group_ids", "training_service_accounts",
+        mode="before",
+    )  # fmt: skip
     @classmethod
     def _split(cls, value: Any) -> Any:
         """`-c approvers=a@example.com,b@example.com` arrives as one string."""
@@ -124,6 +132,15 @@ class Deployment(BaseModel):
         for one in value:
             if not re.fullmatch(rf"{prefix}-[0-9a-f]{{8}}([0-9a-f]{{9}})?", one):
                 raise ValueError(f"{one!r} is no id such as {prefix}-0123456789abcdef0")
+        return value
+
+    @field_validator("training_service_accounts")
+    @classmethod
+    def _accounts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        label = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+        for one in value:
+            if not re.fullmatch(rf"{label}/{label}(\.{label})*", one):
+                raise ValueError(f"{one!r} is no service account such as namespace/name")
         return value
 
     @property

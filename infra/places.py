@@ -114,6 +114,7 @@ def places(
             "DEEP_CHECK_ENABLED": str(config.deep_check_enabled).lower(),
             "REPLACEMENT_METHOD": config.replacement_method.value,
             "APPROVAL_LINKS": str(config.approval_links).lower(),
+            "TRAINING_SERVICE_ACCOUNTS": ",".join(config.training_service_accounts),
             "HEARTBEAT_TIMEOUT_SECONDS": str(config.heartbeat_timeout_seconds),
             "EKS_CLUSTER_NAME": config.eks_cluster_name,
             "TELEMETRY_URL": _telemetry_url(config, stack),

@@ -88,6 +88,7 @@ class KubeNode:
     unschedulable: bool
     annotations: dict[str, str]
     labels: dict[str, str]
+    set_by_us: bool = False  # `unschedulable`: by the pipeline, and by nobody since
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ class KubePod:
     labels: dict[str, str]
     leaving: bool  # has a deletion timestamp, or has ended
     started_at: str | None = None
+    service_account: str = ""
 
 
 class Incidents(Protocol):

@@ -35,6 +35,12 @@ class RegisterSettings(_Modal):
     cluster_name: str
     registration_table: str
     quarantine_table: str  # the mode row, which agents read before any incident writes it
+    training_service_accounts: str = Field(min_length=3)  # "namespace/name", comma separated
+
+    @property
+    def accounts(self) -> frozenset[str]:
+        """Who may register: the pods that training's role is bound to."""
+        return frozenset(self.training_service_accounts.split(","))
 
 
 class IngestSettings(Settings):

@@ -28,6 +28,8 @@ T = TypeVar("T")
 TOKEN_SECONDS = 14 * 60
 TIMEOUT = (5, 10)  # connect, read
 DENIED = frozenset({"403", "422"})
+FIELD_MANAGER = "training-sdc"  # under which the API server keeps what we set
+MANAGER_BEFORE = "OpenAPI-Generator"  # of cordons by the version before: the client library's own name
 HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
 REPLACE_VALUE = "UnschedulablePendingReplacement"  # on which HyperPod's auto recovery acts
 HEALTH_VALUES = (REPLACE_VALUE, "UnschedulablePendingReboot")
@@ -54,7 +56,9 @@ class EksCluster:
         }
         patched = self._call(
             f"patch of node {node.name}",
-            lambda c: _core(c).patch_node(node.name, body, _request_timeout=TIMEOUT),
+            lambda c: _core(c).patch_node(
+                node.name, body, field_manager=FIELD_MANAGER, _request_timeout=TIMEOUT
+            ),
         )
         if patched is None:
             raise RefusedError(f"node {node.name} is gone", "NotFound")
@@ -236,7 +240,22 @@ def _node(node: Any) -> KubeNode:
         unschedulable=bool(node.spec.unschedulable),
         annotations=dict(node.metadata.annotations or {}),
         labels=dict(node.metadata.labels or {}),
+        set_by_us=_set_by_us(node.metadata.managed_fields or ()),
     )
+
+
+def _set_by_us(entries: Any) -> bool:
+    """Is `spec.unschedulable` owned by the pipeline alone? Nobody as its owner is a no.
+
+    Whoever changes a field's value by an update owns it from then on, and alone; whoever applies the same
+    value owns it too (Kubernetes, Server-Side Apply, "Field management").
+    """
+    owners = {
+        entry.manager
+        for entry in entries
+        if "f:unschedulable" in ((entry.fields_v1 or {}).get("f:spec") or {})
+    }
+    return bool(owners) and owners <= {FIELD_MANAGER, MANAGER_BEFORE}
 
 
 def _pod(pod: Any) -> KubePod:
@@ -249,4 +268,5 @@ def _pod(pod: Any) -> KubePod:
         labels=dict(pod.metadata.labels or {}),
         leaving=pod.metadata.deletion_timestamp is not None or ended,
         started_at=stamp(pod.status.start_time) if pod.status is not None and pod.status.start_time else None,
+        service_account=pod.spec.service_account_name or "",
     )

@@ -66,8 +66,12 @@ def require_admission_policy(needs: Hands, target: Target) -> None:
 
 
 def ours(node: KubeNode, incident: Incident) -> bool:
-    """Is the node cordoned, and by this incident?"""
-    return node.unschedulable and node.annotations.get(CORDONED_BY) == incident.id
+    """Is the node cordoned, by this incident, and by nobody since?
+
+    A person who uncordons and cordons again leaves our annotation where it was; who set the field last
+    tells the two apart.
+    """
+    return node.unschedulable and node.set_by_us and node.annotations.get(CORDONED_BY) == incident.id
 
 
 def cordon(needs: Hands, incident: Incident, target: Target, reason: str) -> bool:
@@ -81,9 +85,12 @@ def cordon(needs: Hands, incident: Incident, target: Target, reason: str) -> boo
         node = _node(needs, target)
         if node.unschedulable:
             if not ours(node, incident):
-                by = node.annotations.get(CORDONED_BY, "somebody else")
+                by = node.annotations.get(CORDONED_BY, "") if node.set_by_us else ""
                 needs.incidents.audit(
-                    incident.id, "cordon", f"respected: cordoned by {by}", needs.clock.now()
+                    incident.id,
+                    "cordon",
+                    f"respected: cordoned by {by or 'somebody else'}",
+                    needs.clock.now(),
                 )
             return ours(node, incident)
         permit(needs, Mode.CONTAIN, f"cordon of {target.node}")

@@ -135,7 +135,7 @@ def _cordons(needs: Needs) -> dict[str, float]:
     stray = []
     for node in needs.kubernetes.cordoned():
         by = node.annotations.get(CORDONED_BY)
-        if by is not None and not _accounted_for(needs, by):
+        if by is not None and node.set_by_us and not _accounted_for(needs, by):
             stray.append(node.name)
     if stray:
         logger.warning("cordons without an incident", extra={"nodes": stray[:50]})

@@ -121,4 +121,7 @@ def _verify_place(needs: Needs, registration: NodeRegistration, place: Place) ->
         return f"the pod of rank {place.rank} runs on another node"
     if pod.labels.get(JOB_UID_LABEL) != registration.job.uid:
         return f"the pod of rank {place.rank} belongs to another job"
+    account = f"{pod.namespace}/{pod.service_account}"
+    if account not in needs.settings.accounts:
+        return f"the pod of rank {place.rank} runs as {account}, which is no service account of training"
     return ""

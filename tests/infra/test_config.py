@@ -45,6 +45,8 @@ def test_strings_of_the_command_line_are_understood() -> None:
         ({"cluster_name": "-"}, "cluster_name: "),
         ({"approvers": ["nobody"]}, "'nobody' is no e-mail address"),
         ({"approvers": ["a@example.com", "a@example.com"]}, "an address stands in the list twice"),
+        ({"training_service_accounts": "training"}, "'training' is no service account such as namespace/"),
+        ({"training_service_accounts": ""}, "training_service_accounts: "),
         ({"replacements_per_day": 26}, "replacements_per_day: "),
         ({"vpc_subnet_ids": "subnet-0123456789abcdef0"}, "give both for a private Kubernetes endpoint"),
         ({"vpc_subnet_ids": "x", "vpc_security_group_ids": "sg-01234567"}, "'x' is no id such as subnet-"),

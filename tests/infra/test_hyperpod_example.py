@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from infra.bundling import ROOT
+from infra.config import read_settings
+from infra.synth import read_context
 from training_agent.contract.names import Env
 
 FOLDER = ROOT / "examples" / "hyperpod"
@@ -55,6 +57,11 @@ def test_the_agent_is_told_where_it_stands(pod: dict[str, Any]) -> None:
 
 def test_the_pods_carry_the_label_by_which_they_are_evicted(pod: dict[str, Any]) -> None:
     assert {"training.sdc/job-uid", "training.sdc/job-name"} <= pod["metadata"]["labels"].keys()
+
+
+def test_the_pods_run_as_the_account_that_may_register(job: dict[str, Any], pod: dict[str, Any]) -> None:
+    account = f"{job['metadata']['namespace']}/{pod['spec']['serviceAccountName']}"
+    assert account in read_settings(read_context()).training_service_accounts
 
 
 def test_the_shared_folder_is_mounted_from_a_claim(pod: dict[str, Any]) -> None:

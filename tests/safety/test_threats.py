@@ -63,9 +63,15 @@ def test_t02_one_trainer_cannot_accuse_the_cluster_away(
     assert 0 < len(cordoned) <= NODES_PER_DAY
 
 
-def test_t03_a_registration_forged_beforehand_is_not_verified(plant: Plant) -> None:
+@pytest.mark.parametrize("account", [None, "default"])
+def test_t03_a_registration_forged_beforehand_is_not_verified(plant: Plant, account: str | None) -> None:
+    """Without a pod; and with a true one beside the victim's, with the label, of another account."""
     job = Job("fake", "job-fake", 1, "training")
-    seats = tuple(replace(s, pod_uid="made-up") for s in plant.jobs[1].seats)
+    seats = tuple(replace(s, pod_name="fake-0", pod_uid="made-up") for s in plant.jobs[1].seats)
+    if account is not None:
+        plant.add_pod("fake-0", "made-up", str(seats[3].instance_id), job)
+        pod = plant.world.kubernetes.pods["training", "fake-0"]
+        plant.world.kubernetes.pods["training", "fake-0"] = replace(pod, service_account=account)
     plant.deliver(builder.event(builder.registration(1, seats, job)), "register")
     plant.alarm(plant.alarm_of(builder.culprit(3, seats), job=replace(plant.jobs[1], job=job)))
     assert untouched(plant)

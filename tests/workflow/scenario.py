@@ -45,6 +45,7 @@ from training_agent.contract import (
 APPROVER = "approver@example.com"
 NODES = 3
 GPUS = 2
+NAMESPACE = "training"
 ALARM_STEP = 30
 RESUME_STEP = 20
 T = TypeVar("T")
@@ -90,7 +91,7 @@ class Scenario:
 
     def __init__(self, cloud: LocalCloud, stack: Stack | None = None) -> None:
         self.cloud, self.stack = cloud, stack or cloud.stack
-        self.job = Job(name=f"job-{next(self._numbers)}", uid=str(uuid.uuid4()))
+        self.job = Job(f"job-{next(self._numbers)}", str(uuid.uuid4()), namespace=NAMESPACE)
         free = [n for n in cloud.kubernetes.free_nodes(GPUS) if instance_id_of(n) and n not in self._used]
         self.nodes = free[:NODES]
         assert len(self.nodes) == NODES, "the cluster of the tests is used up: raise NODES in conftest.py"
@@ -157,7 +158,7 @@ class Scenario:
     def come_back(self) -> None:
         """The job starts again, from the checkpoint that the alarm named, on nodes that are free now."""
         for place in {p.pod_name: p for p in self.places}.values():
-            self.cloud.kubernetes.delete_pod(str(place.pod_name))
+            self.cloud.kubernetes.delete_pod(str(place.pod_name), namespace=NAMESPACE)
         free = [n for n in self.cloud.kubernetes.free_nodes(GPUS) if instance_id_of(n)]
         keep = [n for n in self.nodes if n in free]
         fresh = [n for n in free if n not in self._used]
@@ -324,7 +325,7 @@ class Scenario:
         name = f"{self.job.name}-worker-{node_rank}-{attempt}"
         labels = {"training.sdc/job-uid": self.job.uid, "training.sdc/job-name": self.job.name}
         pod = self.cloud.kubernetes.create_pod(
-            name, node=node, labels=labels, gpus=GPUS, service_account="training"
+            name, namespace=NAMESPACE, node=node, labels=labels, gpus=GPUS, service_account="training"
         )
         gpus = self.cloud.kubernetes.nodes[node]["metadata"]["annotations"][GPU_UUIDS_ANNOTATION].split(",")
         uid = pod["metadata"]["uid"]

@@ -212,6 +212,22 @@ def test_a_write_with_an_old_resource_version_is_a_conflict(
     assert api.read_node(node).metadata.annotations["a"] == "1"
 
 
+def test_whoever_changes_unschedulable_owns_it(api: kubernetes.client.CoreV1Api, node: str) -> None:
+    """The same value again changes nothing, so neither the owner."""
+
+    def owners() -> list[str]:
+        entries = api.read_node(node).metadata.managed_fields or []
+        return [e.manager for e in entries if "f:unschedulable" in (e.fields_v1.get("f:spec") or {})]
+
+    def cordon(on: bool, manager: str) -> list[str]:
+        api.patch_node(node, {"spec": {"unschedulable": on or None}}, field_manager=manager)
+        return owners()
+
+    seen = [cordon(True, "ours"), cordon(True, "hers"), cordon(False, "hers"), cordon(True, "hers")]
+    assert seen == [["ours"], ["ours"], [], ["hers"]]
+    assert cordon(False, "hers") == []
+
+
 def test_an_annotation_that_is_no_string_is_refused(api: kubernetes.client.CoreV1Api, node: str) -> None:
     with pytest.raises(kubernetes.client.ApiException) as refused:
         api.patch_node(node, {"metadata": {"annotations": {"a": 1}}})

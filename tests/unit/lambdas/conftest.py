@@ -28,6 +28,7 @@ VALUES = {
     "DEEP_CHECK_ENABLED": "true",
     "APPROVAL_LINKS": "true",
     "TELEMETRY_URL": "",
+    "TRAINING_SERVICE_ACCOUNTS": "research/llama,training/training",
     "HEARTBEAT_TIMEOUT_SECONDS": "600",
 }
 

@@ -55,7 +55,15 @@ class Driver:
 
     def add_pod(self, name: str, uid: str, instance: str, job: Job = builder.JOB) -> None:
         labels = {JOB_UID_LABEL: job.uid}
-        pod = KubePod(job.namespace, name, uid, f"hyperpod-{instance}", labels, leaving=False)
+        pod = KubePod(
+            job.namespace,
+            name,
+            uid,
+            f"hyperpod-{instance}",
+            labels,
+            leaving=False,
+            service_account="training",
+        )
         self.world.kubernetes.pods[job.namespace, name] = pod
 
     def setting(self, name: str, value: str) -> None:

@@ -104,12 +104,15 @@ class FakeKubernetes:
         self.change(
             node.name,
             unschedulable=unschedulable,
+            set_by_us=unschedulable,
             annotations={k: v for k, v in merged.items() if v is not None},
         )
 
     def change(self, name: str, **changes: Any) -> None:
-        """Anybody's write: a human with kubectl, HyperPod's labels."""
+        """Anybody's write: a human with kubectl, HyperPod's labels. Who changes a field owns it."""
         node = self.nodes[name]
+        if changes.get("unschedulable", node.unschedulable) is not node.unschedulable:
+            changes.setdefault("set_by_us", False)
         version = str(int(node.resource_version) + 1)
         self.nodes[name] = replace(node, resource_version=version, **changes)
 

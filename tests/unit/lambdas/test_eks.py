@@ -97,6 +97,36 @@ def test_a_patch_is_conditional_on_what_was_read_and_touches_nothing_else(cluste
     ]
 
 
+def test_the_api_server_is_told_who_cordons(cluster: Any) -> None:
+    kubernetes, api = cluster(SimpleNamespace())
+    kubernetes.patch_node(NODE, unschedulable=True, annotations={})
+    assert api.options["field_manager"] == eks.FIELD_MANAGER
+
+
+@pytest.mark.parametrize(
+    ("owners", "ours"),
+    [
+        ((eks.FIELD_MANAGER,), True),
+        ((eks.MANAGER_BEFORE,), True),  # cordoned by the version before
+        (("kubectl-cordon",), False),  # uncordoned and cordoned again by hand, under our annotation
+        ((eks.FIELD_MANAGER, "argocd"), False),  # somebody applies the same
+        ((), False),
+    ],
+)
+def test_whose_cordon_it_is_says_the_owner_of_the_field(
+    cluster: Any, owners: tuple[str, ...], ours: bool
+) -> None:
+    kubelet = SimpleNamespace(manager="kubelet", fields_v1={"f:status": {}, "f:spec": {"f:providerID": {}}})
+    fields = {"f:spec": {"f:unschedulable": {}}}
+    entries = [kubelet, *(SimpleNamespace(manager=o, fields_v1=fields) for o in owners)]
+    meta = SimpleNamespace(
+        name="n", uid="u", resource_version="1", labels={}, annotations={}, managed_fields=entries
+    )
+    kubernetes, _ = cluster(SimpleNamespace(metadata=meta, spec=SimpleNamespace(unschedulable=True)))
+    node = kubernetes.node("n")
+    assert node is not None and node.set_by_us is ours
+
+
 def test_an_eviction_spares_a_successor_of_the_same_name(cluster: Any) -> None:
     kubernetes, api = cluster(SimpleNamespace())
     kubernetes.evict(POD)
@@ -120,12 +150,15 @@ def test_cordoned_nodes_and_the_jobs_pods_are_found_with_their_start(cluster: An
         name="n", namespace="training", uid="u", resource_version="1", labels={}, annotations={},
         deletion_timestamp=None,
     )  # fmt: skip
+    meta.managed_fields = None
     node = SimpleNamespace(metadata=meta, spec=SimpleNamespace(unschedulable=True))
     kubernetes, _ = cluster(SimpleNamespace(items=[node]))
     assert [n.name for n in kubernetes.cordoned()] == ["n"]
     began = datetime(2026, 1, 1, tzinfo=timezone.utc)
     status = SimpleNamespace(phase="Running", start_time=began)
-    pod = SimpleNamespace(metadata=meta, spec=SimpleNamespace(node_name=None), status=status)
+    pod = SimpleNamespace(
+        metadata=meta, spec=SimpleNamespace(node_name=None, service_account_name=None), status=status
+    )
     kubernetes, _ = cluster(SimpleNamespace(items=[pod]))
     assert kubernetes.job_pods()[0].started_at == "2026-01-01T00:00:00.000000Z"
     assert kubernetes.pending_pods()[0].node is None

@@ -60,6 +60,23 @@ def test_t1_registration_with_another_jobs_pod_is_not_verified(driver: Driver) -
     assert stored(driver) == (False, "the pod of rank 2 belongs to another job")
 
 
+def test_t3_registration_by_a_pod_of_another_service_account_is_not_verified(driver: Driver) -> None:
+    """Whoever may create a pod can give it the job's label and pin it to a node; its account is checked."""
+    pod = driver.world.kubernetes.pods["training", "llama-tiny-1"]
+    driver.world.kubernetes.pods["training", "llama-tiny-1"] = replace(pod, service_account="default")
+    driver.register()
+    said = "the pod of rank 2 runs as training/default, which is no service account of training"
+    assert stored(driver, 1) == (False, said) and stored(driver, 0) == (True, "")
+    assert driver.play(opened(driver), "locate") == "closed" and untouched(driver)
+
+
+def test_t3_an_account_of_the_same_name_in_another_namespace_is_not_ours(driver: Driver) -> None:
+    job = replace(builder.JOB, namespace="playground")
+    driver.add_pod("llama-tiny-1", "pod-1", SUSPECT, job)
+    driver.register(builder.registration(1, job=job))
+    assert stored(driver)[1].startswith("the pod of rank 2 runs as playground/training")
+
+
 @pytest.mark.parametrize("node", ["i-XYZ", "hyperpod-i-0123", "somewhere"])
 def test_t15_malformed_instance_ids_are_not_verified(driver: Driver, node: str) -> None:
     seats = tuple(replace(p, node=node, instance_id=node) for p in builder.places()[2:4])

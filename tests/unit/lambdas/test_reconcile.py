@@ -148,7 +148,7 @@ def test_a_decision_nobody_waits_for_is_left_to_the_timeout_branch(
 
 def test_a_cordon_of_ours_without_an_incident_is_reported_and_left(driver: Driver) -> None:
     marks = {"training.sdc/cordoned-by": "0123456789abcdef"}
-    driver.world.kubernetes.change(NODE, unschedulable=True, annotations=marks)
+    driver.world.kubernetes.change(NODE, unschedulable=True, annotations=marks, set_by_us=True)
     assert look(driver)["cordons_without_incident"] == 1
     assert driver.world.kubernetes.nodes[NODE].unschedulable
 
