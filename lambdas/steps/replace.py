@@ -15,6 +15,7 @@ from ..domain.approval import require_approved
 from ..domain.decision_table import evaluate
 from ..domain.errors import (
     BreakerError,
+    ConflictError,
     HumanOverrideError,
     NeedsHumanError,
     OutcomeUnknownError,
@@ -40,7 +41,7 @@ from ..ports import (
     Replacer,
 )
 from ..settings import ReplaceSettings
-from .effects import ours, permit
+from .effects import CONFLICTS, ours, permit
 from .outcome import StepResult, alarm_of, amend, evidence_of, facts_of, record
 
 REPLACE_LOCK = "replacement"  # one in flight per cluster
@@ -70,6 +71,21 @@ class Needs:
 
 
 def run(needs: Needs, incident_id: str) -> StepResult:
+    """Begin again, from what stands now, when evidence was written to the incident in between.
+
+    The state machine does not retry this step, and nothing was called: a call leaves its row before it is
+    made, and whoever sees that row looks and never calls again.
+    """
+    for left in reversed(range(CONFLICTS)):
+        try:
+            return _run(needs, incident_id)
+        except ConflictError:
+            if not left:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _run(needs: Needs, incident_id: str) -> StepResult:
     incident = needs.incidents.get(incident_id)
     attempt = incident.tries.get("refused", 0)
     effect = needs.incidents.effect(incident.id, effect_name(attempt))
