@@ -49,6 +49,11 @@ OF_THE_RECONCILER = (
         threshold=86400,
     ),
     Watch(
+        "IncidentsAbandoned",
+        "incidents_abandoned",
+        "An incident's execution never started or has died; its approvers were mailed",
+    ),
+    Watch(
         "BreakerOpen", "breaker_open", "Too many replacements: none is made until a human closes the breaker"
     ),
     Watch(

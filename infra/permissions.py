@@ -207,9 +207,10 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
         _rows("GetItem", "UpdateItem", of=(Place.APPROVALS,)),
         SWITCHES,
         FREE_LOCK,
+        _rows("PutItem", of=(Place.QUARANTINE,)),  # the mode row
         ANSWER,
         Allow("states", ("DescribeExecution",), at=(Place.EXECUTIONS,)),
-        Allow("sns", ("ListSubscriptionsByTopic",), at=(Place.TOPIC,)),
+        Allow("sns", ("Publish", "ListSubscriptionsByTopic"), at=(Place.TOPIC,)),  # of what nobody ended
         METRICS_OF_JOBS,
         OWN_METRICS,
         NEWS,

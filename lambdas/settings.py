@@ -146,11 +146,11 @@ class ApprovalApiSettings(Settings):
     control_table: str
 
 
-class ReconcileSettings(Settings):
+class ReconcileSettings(_Modal):
     cluster_name: str
     incident_table: str
     approval_table: str
-    control_table: str
+    quarantine_table: str  # the mode row, kept current
     approval_topic_arn: str
     event_bus_name: str
     state_machine_arn: str

@@ -1,7 +1,7 @@
 """Every kind of mail: who is asked for what, what was decided, what stopped, what nobody answered.
 
 In: an incident, its approval and facts. Out: subject and body; the body by the one template of `letter`, the
-words of a question by `wording`. Used by `request_approval` alone, the one function that may mail.
+words of a question by `wording`. Used by `request_approval`, and by `reconcile` for what it ends.
 """
 
 from __future__ import annotations

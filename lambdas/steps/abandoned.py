@@ -1,6 +1,7 @@
 """Incidents whose execution has ended without them: ended here, by name, with nothing touched.
 
-Used by `reconcile`. In: an open incident. Out: its terminal state, gate and locks free; the node stays.
+Used by `reconcile`. In: an open incident. Out: a mail to the approvers, the terminal state, gate and locks
+free; the node stays.
 """
 
 from __future__ import annotations
@@ -9,15 +10,20 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
+from ..domain.approval import Fact
+from ..domain.errors import NeedsHumanError, PermanentError
 from ..domain.incident import EffectState, Incident, State, execution_name
+from ..domain.mails import notice_mail
 from ..domain.times import moment, stamp
-from ..ports import Cluster, Controls, Executions, Incidents
+from ..ports import Cluster, Controls, Executions, Incidents, Mail
+from . import notices
 from .deep_check import CHECK_LOCK
 from .locate import gate_of
-from .outcome import Recorder, record
+from .outcome import Recorder, alarm_of, record
 from .replace import EFFECT, REFUSED, REPLACE_LOCK
 
 NEVER_STARTED = timedelta(minutes=15)  # the queue delivers an alarm again for so long
+NOTICE = "abandoned"  # the effect's row
 ENDED = frozenset({"FAILED", "TIMED_OUT", "ABORTED", "SUCCEEDED"})
 
 
@@ -26,6 +32,8 @@ class Undertaker(Recorder, Protocol):
     def controls(self) -> Controls: ...
     @property
     def cluster(self) -> Cluster: ...
+    @property
+    def mail(self) -> Mail: ...
     @property
     def executions(self) -> Executions: ...
 
@@ -48,13 +56,39 @@ def end(needs: Undertaker, incident: Incident) -> None:
     status = needs.executions.status(execution_name(incident)) or "never started"
     requested = _settle(needs, incident)
     last = State.REPLACEMENT_DEGRADED if requested else State.HANDED_TO_HUMAN
+    if incident.synthetic:
+        last = State.CLOSED
     reason = incident.human_reason or f"its execution is {status}: look at the node, nothing more is done"
     closing = replace(incident, closing=last, human_reason=reason).to(State.CLOSING)
     saved = record(needs, incident, closing, f"execution {status}")
     needs.incidents.free_gate(gate_of(saved), saved.id)
     for lock in (CHECK_LOCK, REPLACE_LOCK):
         needs.controls.unlock(lock, saved.id)
+    _tell(needs, saved, reason, last, issued=requested)
     record(needs, saved, replace(saved, closed_at=stamp(needs.clock.now())).to(last), reason)
+
+
+def _tell(needs: Undertaker, incident: Incident, reason: str, last: State, *, issued: bool) -> None:
+    """Mail it, once, before the end is written: a mail that can be tried again is, at the next look.
+
+    Raises:
+        RetryableError: it was not sent now.
+    """
+    told = needs.incidents.effect(incident.id, NOTICE)
+    if told is not None and told.state is EffectState.RESULT:
+        return
+    needs.incidents.intend(incident.id, NOTICE, needs.clock.now())
+    try:
+        facts = notices.lines(needs, incident, alarm_of(needs.incidents, incident))
+    except NeedsHumanError as e:  # the stored alarm is not the one it was opened with
+        facts = (Fact("Evidence", str(e)),)
+    mail = notice_mail(incident, facts, reason, last, issued=issued)
+    try:
+        story = notices.send_to_all(needs.mail, *mail)
+    except PermanentError as e:
+        story = f"could not be sent: {e}"
+    needs.incidents.conclude(incident.id, NOTICE, story, needs.clock.now())
+    needs.incidents.audit(incident.id, "notice", f"{reason}; {story}", needs.clock.now())
 
 
 def _settle(needs: Undertaker, incident: Incident) -> bool:
@@ -63,7 +97,7 @@ def _settle(needs: Undertaker, incident: Incident) -> bool:
     for effect in needs.incidents.effects_of(incident.id):
         replaces = effect.name == EFFECT or effect.name.startswith(f"{EFFECT}:")
         requested = requested or (replaces and not effect.result.startswith(REFUSED))
-        if effect.state is EffectState.RESULT:
+        if effect.state is EffectState.RESULT or effect.name == NOTICE:
             continue
         seen = "not looked at"
         if replaces and incident.instance_id:

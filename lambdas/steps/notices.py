@@ -1,7 +1,7 @@
 """What people are told: an end that needs them, an answer that somebody gave, half of the time, silence.
 
-Used by `request_approval`, the one function that may mail. In: the incident. Out: mails, each once; and the
-outcome of a question, read from its row and never from a callback.
+Used by `request_approval`; `reconcile` mails what has no execution left that could. In: the incident. Out:
+mails, each once; and the outcome of a question, read from its row and never from a callback.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def tell(needs: Speaker, incident_id: str, seen: Any) -> StepResult:
             closing,
             issued=effect is not None and not effect.result.startswith(REFUSED),
         )
-        story = _send_to_all(needs, subject, body)
+        story = send_to_all(needs.mail, subject, body)
         needs.incidents.conclude(incident.id, "notice", story, needs.clock.now())
     except PermanentError as e:  # what can be tried again is, by the state machine; then an alarm tells
         story = f"the notice could not be sent: {e}"
@@ -134,7 +134,7 @@ def _decided(needs: Speaker, incident: Incident, approval: Approval, how: str) -
     echo = f"echo:{approval.approval_id}"
     try:
         if needs.incidents.intend(incident.id, echo, needs.clock.now()):
-            told = _send_to_all(needs, *mails.decision_mail(incident, approval))
+            told = send_to_all(needs.mail, *mails.decision_mail(incident, approval))
             needs.incidents.conclude(incident.id, echo, told, needs.clock.now())
             story = f"{story}; {told}"
     except PipelineError as e:  # the decision counts, whoever hears of it
@@ -165,7 +165,7 @@ def _remind(needs: Speaker, incident: Incident, approval: Approval) -> str:
 
 def _escalate(needs: Speaker, incident: Incident, approval: Approval) -> StepResult:
     try:
-        told = _send_to_all(needs, *mails.expired_mail(incident, approval))
+        told = send_to_all(needs.mail, *mails.expired_mail(incident, approval))
     except PipelineError as e:
         told = f"the escalation could not be sent: {e}"
     needs.incidents.audit(incident.id, "approval expired", told, needs.clock.now())
@@ -182,8 +182,9 @@ def _reason(seen: Any) -> str:
     return "a step could not go on"
 
 
-def _send_to_all(needs: Speaker, subject: str, body: str) -> str:
-    approvers = needs.mail.approvers()
+def send_to_all(mail: Mail, subject: str, body: str) -> str:
+    """One mail for each confirmed approver; says how many."""
+    approvers = mail.approvers()
     for approver in approvers:
-        needs.mail.send(approver, subject, body)
+        mail.send(approver, subject, body)
     return f"{len(approvers)} approver(s) were told" if approvers else "NO_APPROVER: nobody could be told"

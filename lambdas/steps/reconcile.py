@@ -1,8 +1,9 @@
 """The dead-man's look, every five minutes: is anything stuck, silent, lost, or left behind?
 
 In: a schedule, or events of HyperPod and CloudWatch from the default bus. Out: numbers for alarms; decisions
-that were recorded and not delivered are delivered, incidents whose execution has ended are ended. It reports
-cordons and jobs and never acts on them; nothing is ever replaced or released here.
+that were recorded and not delivered are delivered, incidents whose execution has ended are ended and mailed,
+the mode row that agents read is kept current. It reports cordons and jobs and never acts on them; nothing is
+ever replaced or released here.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ from ..ports import (
     Kubernetes,
     Mail,
     Numbers,
+    Quarantine,
 )
 from ..settings import ReconcileSettings
 from . import abandoned
 from .effects import CORDONED_BY
+from .mode_row import tell_mode
 from .register import JOB_UID_LABEL
 
 JOB_NAME_LABEL = "training.sdc/job-name"
@@ -55,6 +58,7 @@ class Needs:
     incidents: Incidents
     approvals: Approvals
     controls: Controls
+    quarantine: Quarantine
     cluster: Cluster
     kubernetes: Kubernetes
     mail: Mail
@@ -69,7 +73,7 @@ def run(needs: Needs) -> dict[str, float]:
     """Look at everything; one look that fails does not hinder the others."""
     numbers: dict[str, float] = {}
     looks: tuple[Callable[[Needs], dict[str, float]], ...] = (
-        _incidents, _cordons, _approvers, _heartbeats, _breaker,
+        _mode, _incidents, _cordons, _approvers, _heartbeats, _breaker,
     )  # fmt: skip
     failed = 0
     for look in looks:
@@ -81,6 +85,11 @@ def run(needs: Needs) -> dict[str, float]:
     numbers |= {"reconcile_failed_looks": failed, "reconcile_done": 1}
     needs.numbers.put(numbers)
     return numbers
+
+
+def _mode(needs: Needs) -> dict[str, float]:
+    tell_mode(needs)
+    return {}
 
 
 def _incidents(needs: Needs) -> dict[str, float]:

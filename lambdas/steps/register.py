@@ -20,7 +20,6 @@ from training_agent.contract import (
 )
 
 from ..domain.errors import HaltedError
-from ..domain.policy import effective_mode
 from ..domain.times import stamp
 from ..ports import (
     Clock,
@@ -34,6 +33,7 @@ from ..ports import (
 )
 from ..settings import RegisterSettings
 from .envelope import open_envelope
+from .mode_row import tell_mode
 
 JOB_UID_LABEL = "training.sdc/job-uid"
 
@@ -83,12 +83,11 @@ def run(needs: Needs, body: str) -> str:
 
 
 def _tell_mode(needs: Needs) -> str:
-    """Write the mode for the agents; one that cannot be read stays unwritten, and they hold."""
+    """A mode that cannot be read stays unwritten, and the registration counts all the same."""
     try:
-        mode = effective_mode(needs.settings.mode, needs.controls.read())
+        tell_mode(needs)
     except HaltedError as e:
         return f"; {e}"
-    needs.quarantine.put_mode(mode)
     return ""
 
 

@@ -95,7 +95,8 @@ ROWS: dict[str, tuple[Request, ...]] = {
     "ReplaceByLabel": (REPLACE, CHECK, ANSWER, table("PutItem", "ApprovalTable")),
     "Verify": (REPLACE, CHECK, ANSWER),
     "Reconcile": (
-        REPLACE, CHECK, START, MAIL, table("PutItem", "ControlTable"),
+        REPLACE, CHECK, START, Request("sns:Publish", arn("sns", "OperatorTopic")),
+        table("PutItem", "ControlTable"), table("UpdateItem", "QuarantineTable"),
         Request("cloudwatch:PutMetricData", "*", {"cloudwatch:namespace": ("AWS/SageMaker",)}),
     ),
     "Drill": (REPLACE, CHECK, START, table("GetItem", "IncidentTable")),

@@ -41,7 +41,7 @@ def test_the_stack_holds_these_resources_and_no_others(resources: Resources) -> 
         "AWS::ApiGatewayV2::Integration": 3,
         "AWS::ApiGatewayV2::Route": 7,
         "AWS::ApiGatewayV2::Stage": 1,
-        "AWS::CloudWatch::Alarm": 15,
+        "AWS::CloudWatch::Alarm": 16,
         "AWS::CloudWatch::Dashboard": 1,
         "AWS::DynamoDB::Table": 5,
         "AWS::Events::Archive": 1,

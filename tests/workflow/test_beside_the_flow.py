@@ -16,6 +16,7 @@ from infra.synth import synthesize
 from lambdas.adapters.eks import HEALTH_LABEL, REPLACE_VALUE
 from tests.workflow.conftest import CONTEXT
 from tests.workflow.scenario import Scenario, until
+from training_agent.contract import MODE_SUBJECT
 
 CALLER = "arn:aws:sts::123456789012:assumed-role/Operators/alex"
 
@@ -104,6 +105,15 @@ def test_the_reconciler_ends_an_incident_whose_execution_was_stopped(
     assert reconcile(cloud)["incidents_abandoned"] >= 1
     assert scenario.row()["state"] == "HANDED_TO_HUMAN"
     assert scenario.cordoned(scenario.nodes[1])
+    assert "its execution is ABORTED" in scenario.mail("needs a human").body
+
+
+def test_the_mode_that_agents_read_follows_the_reconciler(cloud: LocalCloud) -> None:
+    table, dynamodb = cloud.stack.table_name("QuarantineTable"), cloud.client("dynamodb")
+    key = {"subject": {"S": MODE_SUBJECT}}
+    dynamodb.delete_item(TableName=table, Key=key)
+    reconcile(cloud)
+    assert dynamodb.get_item(TableName=table, Key=key)["Item"]["mode"] == {"S": "replace"}
 
 
 def test_the_fire_drill_asks_and_replaces_nobody(cloud: LocalCloud) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
-from lambdas import handlers
 from lambdas.domain.approval import ApprovalState
 from lambdas.domain.errors import CallbackGoneError, UnavailableError
 from lambdas.domain.incident import Incident, State, execution_name
@@ -17,8 +14,9 @@ from lambdas.domain.times import stamp
 from lambdas.steps.register import JOB_UID_LABEL
 from tests.events import builder
 
-from .drive import CONTEXT, Driver
+from .drive import Driver
 from .fakes import START
+from .looks import later, look
 
 SUSPECT = builder.INSTANCES[1]
 NODE = f"hyperpod-{SUSPECT}"
@@ -29,14 +27,6 @@ def incident(driver: Driver) -> Incident:
     driver.register()
     (opened,) = driver.alarm(builder.alarm(builder.culprit(3)))
     return opened
-
-
-def look(driver: Driver) -> dict[str, Any]:
-    return handlers.reconcile({}, CONTEXT)
-
-
-def later(driver: Driver, **by: float) -> None:
-    driver.world.clock.at += timedelta(**by)
 
 
 def test_a_quiet_cluster_is_quiet(driver: Driver) -> None:
@@ -71,29 +61,6 @@ def test_waiting_for_a_human_is_progress_until_the_wait_must_have_ended(
     assert look(driver)["incidents_without_progress"] == 0
     later(driver, hours=1)
     assert look(driver)["incidents_without_progress"] == 1
-
-
-@pytest.mark.parametrize("status", ["FAILED", "TIMED_OUT", "ABORTED", "SUCCEEDED"])
-def test_an_execution_that_ended_without_its_incident_ends_it_by_name(
-    driver: Driver, incident: Incident, status: str
-) -> None:
-    driver.play(incident, "locate", stop="decide")
-    driver.world.executions.ended[execution_name(incident)] = status
-    assert look(driver)["incidents_abandoned"] == 1
-    ended = driver.world.incidents.get(incident.id)
-    assert ended.state is State.HANDED_TO_HUMAN and status in ended.human_reason
-    assert not driver.world.incidents.gates
-    assert driver.world.kubernetes.nodes[NODE].unschedulable and not driver.world.cluster.calls
-    assert look(driver)["incidents_abandoned"] == 0
-
-
-def test_an_incident_whose_execution_never_started_ends_after_the_queue_gave_up(
-    driver: Driver, incident: Incident
-) -> None:
-    driver.world.workflow.started.clear()
-    assert look(driver)["incidents_abandoned"] == 0
-    later(driver, minutes=16)
-    assert look(driver)["incidents_abandoned"] == 1
 
 
 def test_a20_an_unknown_outcome_is_read_from_the_world_and_never_called_again(
@@ -231,45 +198,3 @@ def test_ended_incidents_are_forgotten_after_an_hour(driver: Driver, incident: I
     later(driver, hours=2)
     look(driver)
     assert driver.world.incidents.open_incidents() == ()
-
-
-# events of the default bus
-
-
-def heard(driver: Driver, source: str, detail: Any) -> None:
-    body = json.dumps({"source": source, "detail": detail})
-    answer = handlers.reconcile({"Records": [{"messageId": "m", "body": body}]}, CONTEXT)
-    assert answer == {"batchItemFailures": []}
-
-
-METRIC_ALARM = {"alarmName": "NonfiniteGrad", "state": {"value": "ALARM"}}
-
-
-def test_a_metric_alarm_without_an_incident_means_that_an_event_was_lost(driver: Driver) -> None:
-    heard(driver, "aws.cloudwatch", METRIC_ALARM)
-    assert driver.world.numbers.put_so_far["alarms_without_incident"] == 1
-
-
-def test_a_metric_alarm_beside_its_incident_is_fine_also_when_that_has_ended(
-    driver: Driver, incident: Incident
-) -> None:
-    driver.setting("MODE", "observe")
-    driver.play(incident, "locate")
-    later(driver, minutes=6)
-    heard(driver, "aws.cloudwatch", METRIC_ALARM)
-    assert driver.world.numbers.put_so_far["alarms_without_incident"] == 0
-
-
-def test_what_hyperpod_says_of_a_suspect_is_noted_at_its_incident(driver: Driver, incident: Incident) -> None:
-    driver.play(incident, "locate", stop="contain")
-    summary = {"HealthStatus": "Unhealthy", "RepairAction": "Replace"}
-    heard(driver, "aws.sagemaker", {"InstanceId": SUSPECT, "HealthSummary": summary})
-    assert any(
-        what == "HyperPod says" and "Replace" in text for _, what, text in driver.world.incidents.trail
-    )
-
-
-@pytest.mark.parametrize("body", ["", "[]", "{}", '{"source": 1, "detail": []}', "[" * 5000])
-def test_events_that_are_none_are_left(driver: Driver, body: str) -> None:
-    answer = handlers.reconcile({"Records": [{"messageId": "m", "body": body}]}, CONTEXT)
-    assert answer == {"batchItemFailures": []}
