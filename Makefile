@@ -7,6 +7,9 @@ PY := $(VENV)/bin/python
 TORCH ?= $(if $(wildcard $(VENV)/.ready-system),system,pinned)
 READY := $(VENV)/.ready-$(TORCH)
 
+# of make test: many tests wait for processes, so that one more than the cores of a small machine pays
+WORKERS ?= 3
+
 export PYTHONPATH := $(CURDIR)
 export JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION := 1
 
@@ -21,7 +24,7 @@ demo: $(READY)  ## one fault, all the way round; FAULT=list prints the faults, I
 	@$(PY) -m examples.demo
 
 test: $(READY)  ## all tests: unit, distributed, workflow, infra
-	@$(PY) -m pytest $(PYTEST_ARGS)
+	@$(PY) -m pytest -n $(WORKERS) --no-loadscope-reorder $(PYTEST_ARGS)
 
 .browser/.ready: requirements/browser.txt requirements/browser.sh $(READY)
 	@bash requirements/browser.sh $(PY) .browser

@@ -37,7 +37,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return content
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # not longer: other tests of the same process use moto for themselves
 def cloud(template: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCloud]:
     """The running local cloud."""
     work_dir = tmp_path_factory.mktemp("cloud")

@@ -1,7 +1,7 @@
 """Every route of the API over HTTP: right and wrong methods, sizes, encodings; nothing here decides anything.
 
-Bodies arrive at the functions as API Gateway delivers them: form posts in base64. A signature is checked by
-API Gateway, which the local front does not play: an unsigned request reaches the function, which refuses it.
+Bodies arrive at the functions as API Gateway delivers them: form posts in base64. An unsigned request to a
+signed route is refused before its function.
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ import urllib.parse
 from collections.abc import Mapping
 
 import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 
 from emulator.cloud import LocalCloud
 from emulator.http_front import MAX_BODY
+from emulator.names import ACCESS_KEY, REGION, SECRET_KEY
 from tests.workflow.scenario import Scenario
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -37,6 +41,7 @@ ROUTES: dict[str, dict[str, int]] = {
     "/favicon.ico": {},
     "/$default": {},
 }
+SIGNED = {path: answers for path, answers in ROUTES.items() if path.startswith(("/incidents", "/breaker"))}
 FORM = "application/x-www-form-urlencoded"
 
 
@@ -68,9 +73,30 @@ def test_a_route_answers_its_methods_and_no_other(cloud: LocalCloud, path: str) 
     for method in METHODS:
         status, headers, body = send(cloud, method, path)
         assert status == ROUTES[path].get(method, 404), (method, body)
-        if method in ROUTES[path]:
+        if method in ROUTES[path] and path not in SIGNED:
             assert headers["cache-control"] == "no-store"
         assert b"Traceback" not in body and b"arn:aws" not in body
+
+
+SIGNED_ANSWERS = {
+    "/incidents": 200,
+    "/incidents/inc-1": 404,
+    "/incidents/inc-1/decision": 400,
+    "/breaker": 400,
+}
+
+
+@pytest.mark.parametrize("path", SIGNED)
+def test_a_signed_route_answers_whoever_signed(cloud: LocalCloud, path: str) -> None:
+    """An empty body decides nothing and closes nothing."""
+    (method,) = SIGNED[path]
+    url = urllib.parse.urljoin(cloud.review_url, path)
+    request = AWSRequest(method, url, data=b"" if method == "POST" else None)
+    SigV4Auth(Credentials(ACCESS_KEY, SECRET_KEY), "execute-api", REGION).add_auth(request)
+    status, headers, body = send(cloud, method, path, b"" if method == "POST" else None, request.headers)
+    assert status == SIGNED_ANSWERS[path], body
+    assert headers["cache-control"] == "no-store"
+    assert b"Traceback" not in body
 
 
 @pytest.mark.parametrize("path", ["/incidents/inc-1/decision", "/breaker", f"/review/{UNKNOWN}"])
