@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .hold import hold_while_quarantined
     from .loop import train
     from .observers import observer
-    from .policy import Mode, Policy
+    from .policy import Mode, Naming, Policy
     from .report import job_reporter
     from .schedule import Schedule
     from .settings import AgentSettings
@@ -27,6 +27,7 @@ _HOME = {
     "Guard": "guard",
     "train": "loop",
     "Mode": "policy",
+    "Naming": "policy",
     "Policy": "policy",
     "Schedule": "schedule",
     "SdcAlarm": "errors",
@@ -47,6 +48,7 @@ __all__ = [
     "train",
     "Guard",
     "Mode",
+    "Naming",
     "Policy",
     "Schedule",
     "SdcAlarm",

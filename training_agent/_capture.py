@@ -6,7 +6,7 @@ out: a `Capture`, packed and shipped by `_ring`, re-entered by `checks.replay`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ._walk import modules, named_buffers
 
 
 class Unit(str, Enum):
@@ -51,9 +53,15 @@ class Capture:
 
 
 def take(
-    unit: Unit, module: nn.Module, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]
+    unit: Unit,
+    module: nn.Module,
+    device: torch.device,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    parameters: Mapping[str, nn.Parameter] | None = None,
 ) -> Capture:
-    """Record the state right now. `args` are kept by reference."""
+    """Record the state right now. `args` are kept by reference; `parameters` are those to look at, or all."""
+    parameters = dict(module.named_parameters()) if parameters is None else parameters
     return Capture(
         unit,
         args,
@@ -61,8 +69,8 @@ def take(
         current_contexts(device),
         torch.get_rng_state(),
         torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        tuple(m.training for m in module.modules()),
-        frozenset(name for name, p in module.named_parameters() if p.requires_grad),
+        tuple([m.training for m in modules(module)]),
+        frozenset([name for name, p in parameters.items() if p.requires_grad]),
     )
 
 
@@ -124,7 +132,7 @@ class DeviceState:
     def write_buffers(module: nn.Module, values: dict[str, Tensor]) -> None:
         """Write values into buffers of the same names."""
         with torch.no_grad():
-            for name, buffer in module.named_buffers():
+            for name, buffer in named_buffers(module).items():
                 if name in values and values[name].shape == buffer.shape:
                     buffer.copy_(values[name])
 
@@ -169,11 +177,12 @@ def _set_attention(flags: tuple[bool, bool, bool, bool]) -> None:
 
 @contextmanager
 def _flags(module: nn.Module, training: tuple[bool, ...]) -> Iterator[None]:
-    own = [m.training for m in module.modules()]
+    every = modules(module)
+    own = [m.training for m in every]
     try:
-        for child, flag in zip(module.modules(), training, strict=True):
+        for child, flag in zip(every, training, strict=True):
             child.training = flag
         yield
     finally:
-        for child, flag in zip(module.modules(), own, strict=True):
+        for child, flag in zip(every, own, strict=True):
             child.training = flag

@@ -43,8 +43,11 @@ class Comm:
             return [int(c) for c in self.sum_tensor(counts).tolist()]
 
     def sum_tensor(self, counts: Tensor) -> Tensor:
-        """Sum over all ranks on the device, in a tensor of its own; NCCL does not wait for the host."""
-        counts = counts.to(self.device, copy=True)
+        """Sum over all ranks, in `counts` itself where the group can; NCCL does not wait for the host.
+
+        gloo moves host memory: counters of a GPU are copied to it first, and that copy does wait.
+        """
+        counts = counts.to(self.device)
         with self.peers("summing the counters of a check"):
             dist.all_reduce(counts, op=dist.ReduceOp.SUM, group=self.group)
         return counts

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .digest import digest
 
+_HALF = {torch.float16, torch.bfloat16}
 _ABSENT, _FINITE, _NONFINITE = 0, 1, -1  # whole rows of three equal words
 
 
@@ -59,20 +60,31 @@ class Evidence:
         return hashlib.sha256(raw).hexdigest()[:16]
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One row of the table, still on the device; `extent` is not finite where the tensor is not."""
+
+    words: Tensor  # int64, [3]
+    extent: Tensor
+
+
 class Recorder:
     """Collects rows during one forward and backward. Everything stays on the device until `evidence()`."""
 
-    def __init__(self, parameters: int, depth: Depth) -> None:
+    def __init__(self, parameters: int, depth: Depth, read: Sequence[bool] | None = None) -> None:
+        """`read`: whose rows depth FINITENESS has, see `checks.nonfinite.read_locally`; None: all."""
         self.depth = depth
-        self._gradients: list[Tensor | None] = [None] * parameters
-        self._loss: Tensor | None = None
-        self._outputs: list[Tensor] = []
+        self._read = read
+        self._gradients: list[_Row | None] = [None] * parameters
+        self._loss: _Row | None = None
+        self._outputs: list[_Row] = []
         self.tensors = 0
         self.nbytes = 0
 
     def gradient(self, index: int, gradient: Tensor) -> None:
         """Take the gradient of one parameter; it may be freed afterwards."""
-        if self.depth is not Depth.OUTPUT:
+        skipped = self.depth is Depth.FINITENESS and self._read is not None and not self._read[index]
+        if self.depth is not Depth.OUTPUT and not skipped:
             self._gradients[index] = self._row(gradient.detach())
 
     def loss(self, loss: Tensor) -> None:
@@ -92,40 +104,38 @@ class Recorder:
     def evidence(self) -> Evidence:
         """Bring the table to the host: one transfer."""
         rows = [*self._gradients, self._loss, *self._outputs]
-        known = next((r for r in rows if r is not None), torch.zeros(3, dtype=torch.int64))
-        absent = torch.full_like(known, _ABSENT)
-        table = torch.stack([absent if r is None else r for r in rows]).cpu()
+        known = [r for r in rows if r is not None]
+        table = torch.full((len(rows), 3), _ABSENT, dtype=torch.int64)
+        if known:
+            words = torch.stack([r.words for r in known])
+            finite = torch.stack([r.extent for r in known]).isfinite()
+            where = [i for i, r in enumerate(rows) if r is not None]
+            table[where] = torch.where(finite.unsqueeze(1), words, _NONFINITE).cpu()
         return Evidence(self.depth, table, self.tensors, self.nbytes)
 
-    def _row(self, tensor: Tensor) -> Tensor:
-        finite = is_finite(tensor)
+    def _row(self, tensor: Tensor) -> _Row:
+        extent = _extent(tensor)
         if self.depth is Depth.FINITENESS:
-            return _finiteness_row(finite)
+            return _Row(torch.full((3,), _FINITE, dtype=torch.int64, device=extent.device), extent)
         self.tensors += 1
         self.nbytes += tensor.numel() * tensor.element_size()
-        row = digest([tensor])[0]
-        return torch.where(finite, row, torch.full_like(row, _NONFINITE))
+        return _Row(digest([tensor])[0], extent)
 
 
 def finiteness(norms: Sequence[Tensor | None], loss: Tensor | None) -> Evidence:
-    """Evidence of depth FINITENESS from what check 1 has: a norm per gradient (None: none came), the loss."""
+    """Evidence of depth FINITENESS from what check 1 has: a norm per gradient (None: none read), the loss."""
     table = torch.full((len(norms) + 1, 3), _ABSENT, dtype=torch.int64)
     for i, known in enumerate([*norms, None if loss is None else norm(loss.detach())]):
         if known is not None:
-            table[i] = _finiteness_row(torch.isfinite(known)).cpu()
+            table[i] = _FINITE if bool(torch.isfinite(known)) else _NONFINITE
     return Evidence(Depth.FINITENESS, table, 0, 0)
 
 
-def _finiteness_row(finite: Tensor) -> Tensor:
-    row = torch.full((3,), _FINITE, dtype=torch.int64, device=finite.device)
-    return torch.where(finite, row, torch.full_like(row, _NONFINITE))
-
-
-def is_finite(tensor: Tensor) -> Tensor:
-    """Bool scalar, on the device: finite, and not too large for a float32 norm (above about 1.8e19)."""
+def _extent(tensor: Tensor) -> Tensor:
+    """Float64 scalar, on the device, finite if the tensor is and its norm fits (float32: about 1.8e19)."""
     if not tensor.is_floating_point() and not tensor.is_complex():
-        return torch.ones((), dtype=torch.bool, device=tensor.device)
-    return torch.isfinite(norm(tensor))
+        return torch.zeros((), dtype=torch.float64, device=tensor.device)
+    return norm(tensor).double()
 
 
 def size_of(tensors: Sequence[Tensor]) -> Tensor | None:
@@ -140,6 +150,17 @@ def size_of(tensors: Sequence[Tensor]) -> Tensor | None:
 
 def norm(tensor: Tensor) -> Tensor:
     """2-norm as a scalar on the device, in float32 at least, from one read."""
-    wide = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None
+    wide = torch.float32 if tensor.dtype in _HALF else None
     result: Tensor = torch.linalg.vector_norm(tensor, dtype=wide)
+    return result
+
+
+def norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """`norm` of each, in one call where their types allow."""
+    dtypes = {t.dtype for t in tensors}
+    if len(dtypes) > 1:
+        return [norm(t.detach()) for t in tensors]
+    wide = torch.float32 if dtypes & _HALF else None
+    with torch.no_grad():
+        result: Sequence[Tensor] = torch._foreach_norm(list(tensors), 2, wide)
     return result

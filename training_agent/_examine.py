@@ -21,6 +21,7 @@ from .attribution import MAX_INVOLVED, Contested, ambiguous_at_start, attribute,
 from .checks.weights import Divergence, find_divergent_ranks
 from .contract import Check, Finding, FindingKind, Verdict
 from .placement import partners, quorum
+from .policy import Naming
 from .schedule import Partner
 
 OVERFLOW_LIMIT = 16  # a scale of 2^16, where GradScaler begins, is down to 1 by then
@@ -51,6 +52,7 @@ class Examiner:
         self._weights = dict(setup.ddp.module.named_parameters())  # frozen ones too
         self._optimizers = setup.optimizers
         self._device = setup.device
+        self._naming = setup.naming
         self._audits = 0
 
     def examine(
@@ -60,6 +62,7 @@ class Examiner:
         original: Evidence | None,
         nonfinite: tuple[int, ...],
         *,
+        obstacle: str | None = None,
         at_start: bool = False,
     ) -> AuditPass | Sighting | ReplayOff | str:
         """Replay `step` (the one being computed).
@@ -67,10 +70,11 @@ class Examiner:
         Args:
             batch, original: this rank's own micro-batch and what it computed; None: it has none to compare.
             nonfinite: ranks whose local gradient is not finite.
+            obstacle: why it has none.
             at_start: nothing has shown yet that these GPUs can agree (the preflight).
         """
         if self._comm.total([int(batch is None or original is None)])[0]:
-            return self.unexamined(step, None, nonfinite)
+            return self.unexamined(step, obstacle, nonfinite)
         assert batch is not None and original is not None
         targets = partners(self._rank_map, self._audits, self._rotate)
         self._audits += not at_start  # the preflight is no audit: the first one meets the same peers again
@@ -102,10 +106,14 @@ class Examiner:
 
     def reduced(self, step: int) -> Sighting:
         """Judge a step whose reduced gradient is not finite while every local one is: nobody is named."""
-        text = (
-            "the reduced gradient is NaN, Inf or too large for a float32 norm while every rank's own is "
-            "finite: it went wrong inside the all-reduce, or their sum is too large"
-        )
+        text = "the reduced gradient is NaN, Inf or too large for a float32 norm while every rank's own is "
+        if self._naming is Naming.FULL:
+            text += "finite: it went wrong inside the all-reduce, or their sum is too large"
+        else:
+            text += (
+                "finite as far as naming='lazy' reads it: one rank's gradient of a weight went wrong, or the "
+                "all-reduce, or their sum is too large; attach(naming='full') tells which"
+            )
         return Sighting(
             Check.NONFINITE, step, (Finding(FindingKind.REDUCED, evidence=text),), reduced_nonfinite=True
         )

@@ -22,7 +22,6 @@ class Tally:
 
     nonfinite: int  # local gradient
     reduced: int  # reduced gradient
-    blocked: int  # cannot be compared
     overflow: int  # a GradScaler skips the step
 
     @property
@@ -62,22 +61,20 @@ class Gate:
         self._comm = comm
         self._device = device
         self._shut = torch.zeros((), dtype=torch.float32, device=device)
+        self._none = torch.zeros((), dtype=torch.int64, device=device)
         self._lent: set[int] = set()  # optimizers that carry an attribute of ours
         self.on_device = all(group.get("fused") for o in optimizers for group in o.param_groups)
 
-    def count(self, local: Tensor, reduced: Tensor, blocked: bool, optimizer: Optimizer) -> Count:
-        """Sum this step's flags over all ranks: one all-reduce, no wait for the device."""
-        scaler_found = getattr(optimizer, "found_inf", None)
-        flags = torch.zeros(4, dtype=torch.int64, device=self._device)
-        flags[0], flags[1], flags[2] = local, reduced, int(blocked)
-        if scaler_found is not None:
-            flags[3] = (scaler_found.reshape(-1)[0] > 0).to(torch.int64)
-        return Count(self._comm.sum_tensor(flags))
+    def count(self, local: Tensor, reduced: Tensor, optimizer: Optimizer) -> Count:
+        """Sum this step's flags (int64 scalars) over all ranks: one all-reduce, no wait for the device."""
+        found = getattr(optimizer, "found_inf", None)
+        overflow = self._none if found is None else (found.reshape(-1)[0] > 0).to(torch.int64)
+        return Count(self._comm.sum_tensor(torch.stack((local, reduced, overflow))))
 
     def hold(self, count: Count, optimizer: Optimizer) -> None:
         """Shut the gate for this update and all later ones if this step is suspicious."""
         counts = count.device_counts.to(self._device)
-        bad = (counts[0] + counts[1] > 0) & (counts[3] == 0)
+        bad = (counts[0] + counts[1] > 0) & (counts[2] == 0)
         self._shut = torch.maximum(self._shut, bad.to(torch.float32))
         found = getattr(optimizer, "found_inf", None)
         shut = self._shut

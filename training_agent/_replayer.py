@@ -11,6 +11,7 @@ from ._capture import Capture
 from ._evidence import Depth, Evidence
 from ._startup import Setup
 from .checks.compiled import CompiledReplay, is_compiled
+from .checks.nonfinite import read_locally
 from .checks.replay import recompute
 
 
@@ -19,6 +20,7 @@ class Replayer:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
+        self._read = read_locally(list(setup.parameters.values()), setup.naming)
         self._compiled: CompiledReplay | None = None
         if is_compiled(setup.compute_loss) or is_compiled(setup.model):
             self._compiled = CompiledReplay(setup.ddp, setup.model, setup.parameters)
@@ -41,7 +43,8 @@ class Replayer:
         Raises:
             RuntimeError and whatever the user's code raises: it cannot be computed here.
         """
-        setup = self._setup
+        setup, read = self._setup, self._read
         if self._compiled is not None:
-            return self._compiled.recompute(setup.compute_loss, capture, depth, setup.device)
-        return recompute(setup.ddp, setup.compute_loss, capture, depth, setup.device, list(setup.parameters))
+            return self._compiled.recompute(setup.compute_loss, capture, depth, setup.device, read)
+        names = list(setup.parameters)
+        return recompute(setup.ddp, setup.compute_loss, capture, depth, setup.device, names, read)

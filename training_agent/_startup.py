@@ -31,7 +31,7 @@ from .digest import digest
 from .errors import AgentError, ConfigurationError
 from .log_line import utc_now
 from .placement import RankMap, gather_places, partners
-from .policy import Mode, Policy
+from .policy import Mode, Naming, Policy
 from .report import Reporter
 from .schedule import Schedule
 from .settings import AgentSettings
@@ -47,9 +47,10 @@ class Wishes:
     settings: AgentSettings | None = None
     reporter: Reporter | None = None
     checkpoints: CheckpointStore | None = None
-    mode: Mode = Mode.IMMEDIATE
-    policy: Policy = Policy.STOP
+    mode: Mode | str = Mode.IMMEDIATE
+    policy: Policy | str = Policy.STOP
     finish: Callable[[], None] | None = None  # what the loop does between backward and step
+    naming: Naming | str = Naming.FULL
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class Setup:
     mode: Mode
     policy: Policy
     finish: Callable[[], None] | None
+    naming: Naming
     comm: Comm
     rank_map: RankMap
     device: torch.device
@@ -104,6 +106,7 @@ def set_up(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], wishes:
         Mode(wishes.mode),
         Policy(wishes.policy),
         wishes.finish,
+        Naming(wishes.naming),
         comm,
         rank_map,
         device,
@@ -176,7 +179,7 @@ def agree_on_setup(
     shapes = {name: (str(p.dtype), tuple(p.shape)) for name, p in parameters.items()}
     facts = {
         "schedule": repr(wishes.schedule),
-        "mode and policy": (str(wishes.mode), str(wishes.policy)),
+        "mode, policy and naming": (str(wishes.mode), str(wishes.policy), str(wishes.naming)),
         "step": wishes.step,
         "parameters": hashlib.sha256(repr(shapes).encode()).hexdigest()[:12],
         "versions": versions(),
@@ -193,7 +196,7 @@ def agree_on_setup(
 
 
 def _refuse_unknown(wishes: Wishes) -> None:
-    for what, kinds in ((wishes.mode, Mode), (wishes.policy, Policy)):
+    for what, kinds in ((wishes.mode, Mode), (wishes.policy, Policy), (wishes.naming, Naming)):
         if what not in list(kinds):
             names = ", ".join(repr(k.value) for k in kinds)
             raise ConfigurationError(f"attach({kinds.__name__.lower()}={what!r}): use one of {names}.")

@@ -108,7 +108,7 @@ class Update:
 
     def _enter_judgement(self, optimizer: Optimizer) -> None:
         record = self.watch.record(self.ledger.step + 1)
-        count, own = self._count(record.obstacle is not None, optimizer)
+        count, own = self._count(optimizer)
         self._last = count
         if self.deferred and not record.audit:
             state = DeviceState.now(self.setup.device, self.watch.copy_buffers())
@@ -118,9 +118,9 @@ class Update:
         self._applies = not tally.overflow
         self._respond(record, self._judge(record, tally, own))
 
-    def _count(self, blocked: bool, optimizer: Optimizer) -> tuple[Count, Tensor]:
+    def _count(self, optimizer: Optimizer) -> tuple[Count, Tensor]:
         own = self.norms.local_nonfinite(self.setup.device)
-        return self.gate.count(own, self.norms.reduced_nonfinite(self.setup.device), blocked, optimizer), own
+        return self.gate.count(own, self.norms.reduced_nonfinite(self.setup.device), optimizer), own
 
     def drain(self) -> None:
         """Deferred mode: read what the last step's flags say.
@@ -150,7 +150,7 @@ class Update:
 
     def skipped_by_loop(self) -> None:
         """The loop threw the last gradients away, as a GradScaler without a fused optimizer does."""
-        count, own = self._count(False, self.setup.optimizers[0])
+        count, own = self._count(self.setup.optimizers[0])
         tally = count.read()
         if tally.suspicious:
             sighting = self._overflow(self.ledger.step + 1, tally, own)
@@ -167,24 +167,23 @@ class Update:
         if tally.nonfinite or record.audit:
             flags = self.setup.comm.gather(int(own)) if tally.nonfinite else []
             ranks = tuple(rank for rank, flag in enumerate(flags) if flag)
-            sighting = self._examine(record, ranks, blocked=tally.blocked > 0)
+            sighting = self._examine(record, ranks)
             if sighting is not None:
                 return sighting
         return self.examiner.reduced(record.step) if tally.reduced else None
 
-    def _examine(self, record: StepRecord, nonfinite: tuple[int, ...], *, blocked: bool) -> Sighting | None:
+    def _examine(self, record: StepRecord, nonfinite: tuple[int, ...]) -> Sighting | None:
         """Replay the step around the ring; None when it passed or could not be compared."""
-        batch = record.batch
-        can = not blocked and batch is not None and self.setup.replay_off is None
         outcome: AuditPass | Sighting | ReplayOff | str
         with deterministic():
-            if can and record.audit and not (nonfinite and record.micro_batches > 1):
-                assert batch is not None
-                outcome = self.examiner.examine(record.step, batch, record.evidence(), nonfinite)
-            elif can and nonfinite:
-                outcome = self.examiner.examine(record.step, *record.nonfinite(), nonfinite)
+            if self.setup.replay_off is not None:
+                outcome = self.examiner.unexamined(record.step, self.setup.replay_off, nonfinite)
+            elif record.obstacle is not None or record.batch is None:
+                outcome = self.examiner.examine(record.step, None, None, nonfinite, obstacle=record.obstacle)
+            elif record.audit and not (nonfinite and record.micro_batches > 1):
+                outcome = self.examiner.examine(record.step, record.batch, record.evidence(), nonfinite)
             else:
-                outcome = self.examiner.unexamined(record.step, record.obstacle, nonfinite)
+                outcome = self.examiner.examine(record.step, *record.nonfinite(), nonfinite)
         if isinstance(outcome, Sighting):
             return outcome
         if isinstance(outcome, AuditPass):
@@ -247,7 +246,7 @@ class Update:
         if setup.finish is not None:
             setup.finish()
         again = self.watch.record(record.step)
-        count, own = self._count(again.obstacle is not None, setup.optimizers[0])
+        count, own = self._count(setup.optimizers[0])
         if self._judge(again, count.read(), own) is not None:
             return False
         self.ledger.retried(record.step)

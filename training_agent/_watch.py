@@ -6,7 +6,7 @@ cannot be compared. Next: `_update` judges it, `_ring` ships and compares.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from . import _capture
 from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence, Recorder, finiteness, size_of
+from ._walk import named_buffers
 from .checks.nonfinite import GradientNorms
 from .checks.replay import output_tensors, watch_gradients
 
@@ -72,14 +73,15 @@ class StepWatch:
     def __init__(
         self,
         module: nn.Module,
-        parameters: list[nn.Parameter],
+        parameters: Mapping[str, nn.Parameter],
         norms: GradientNorms,
         device: torch.device,
     ) -> None:
         self._module = module
+        self._named = parameters
         self._norms = norms
         self._device = device
-        self._parameters = parameters
+        self._parameters = list(parameters.values())
         self._handles: list[RemovableHandle] = []
         self._per_update = 1  # micro-batches of the last update
         self.batches: list[MicroBatch] = []
@@ -198,8 +200,8 @@ class StepWatch:
         """An audit counts only if everything that check 1 saw, and every output, was digested."""
         recorder = self._recorder
         assert recorder is not None
-        norms = self._norms.local(batch.backward)
-        seen = [p for p, n in zip(self._parameters, norms, strict=True) if n is not None]
+        came = self._norms.came(batch.backward)
+        seen = [p for p, here in zip(self._parameters, came, strict=True) if here]
         if recorder.depth is Depth.OUTPUT:
             wanted = batch.outputs
         else:
@@ -214,7 +216,7 @@ class StepWatch:
 
     def copy_buffers(self) -> dict[str, Tensor]:
         """Copies of all buffers. Always made: not every kernel that writes one raises its version counter."""
-        return {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
+        return {name: buffer.detach().clone() for name, buffer in named_buffers(self._module).items()}
 
     @property
     def _is_chosen(self) -> bool:
@@ -227,7 +229,7 @@ class StepWatch:
         tensors = output_tensors((args, kwargs))
         self.batches.append(
             MicroBatch(
-                _capture.take(unit, self._module, self._device, args, kwargs),
+                _capture.take(unit, self._module, self._device, args, kwargs, self._named),
                 self._norms.backwards,
                 inputs=[(t, t._version) for t in tensors if not t.is_inference()],
             )

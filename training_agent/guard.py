@@ -44,7 +44,7 @@ from .checks.replay import LossFunction
 from .determinism import DeterministicMode
 from .errors import CheckpointError, ConfigurationError
 from .observers import quiet
-from .policy import Mode, Policy
+from .policy import Mode, Naming, Policy
 from .report import Reporter
 from .schedule import Schedule
 from .settings import AgentSettings
@@ -63,6 +63,7 @@ def attach(
     mode: Mode | str = Mode.IMMEDIATE,
     policy: Policy | str = Policy.STOP,
     finish: Callable[[], None] | None = None,
+    naming: Naming | str = Naming.FULL,
 ) -> Guard:
     """Guard a training loop; a collective, called once on every rank before the first forward.
 
@@ -85,21 +86,15 @@ def attach(
         buffers, counter and RNG are those before the flagged step, sampler and scheduler are not.
     policy: "stop", "retry", "skip" or "warn", see `training_agent.policy.Policy`.
     finish: what the loop does between backward and `step()`, such as clipping: a retried step repeats it.
+    naming: "full", or "lazy": name from small 1-D gradients only, see `training_agent.policy.Naming`.
 
     Raises
     ------
     ConfigurationError: on every rank, when one of them cannot be guarded; the text says what to change.
     """
+    schedule = schedule or Schedule()
     wishes = Wishes(
-        compute_loss,
-        schedule or Schedule(),
-        step,
-        settings,
-        reporter,
-        checkpoints,
-        mode,  # type: ignore[arg-type]  # checked and converted with everything else, on all ranks
-        policy,  # type: ignore[arg-type]
-        finish,
+        compute_loss, schedule, step, settings, reporter, checkpoints, mode, policy, finish, naming
     )
     return Guard(_startup.set_up(ddp_model, optimizer, wishes), step)
 
@@ -114,9 +109,13 @@ class Guard:
         self._determinism = DeterministicMode()
         self._replayer = Replayer(setup)
         self._latch = AlarmLatch(setup)
-        parameters = list(setup.parameters.values())
-        self._norms = GradientNorms(parameters, lambda: self._phase is Phase.TRAINING)
-        self._watch = StepWatch(setup.ddp.module, parameters, self._norms, setup.device)
+        self._norms = GradientNorms(
+            list(setup.parameters.values()),
+            lambda: self._phase is Phase.TRAINING,
+            naming=setup.naming,
+            at_once=setup.ddp.gradient_as_bucket_view or setup.ddp.static_graph,
+        )
+        self._watch = StepWatch(setup.ddp.module, setup.parameters, self._norms, setup.device)
         self._update = Update(
             setup,
             self._watch,

@@ -48,7 +48,12 @@ class CompiledReplay:
                 self._recorder.output(tensor)
 
     def recompute(
-        self, compute_loss: LossFunction | None, capture: Capture, depth: Depth, device: torch.device
+        self,
+        compute_loss: LossFunction | None,
+        capture: Capture,
+        depth: Depth,
+        device: torch.device,
+        read: Sequence[bool] | None = None,
     ) -> Evidence:
         """Run the captured unit once more, without any reduction; arguments as for `replay.recompute`.
 
@@ -58,7 +63,7 @@ class CompiledReplay:
         trained = [n for n, p in self._parameters.items() if p.requires_grad]
         if set(trained) != set(self._parameters) & capture.trained:
             raise RuntimeError("this rank trains other parameters than the one whose micro-batch it got")
-        recorder = self._recorder = Recorder(len(self._parameters), depth)
+        recorder = self._recorder = Recorder(len(self._parameters), depth, read)
         inputs = [self._parameters[name] for name in trained]
 
         def differentiate(roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:

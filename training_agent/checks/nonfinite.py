@@ -3,6 +3,9 @@ clipping.
 
 Comes in: gradients, by post-accumulate hooks (they see the local gradient and leave the comm-hook slot free).
 Goes out: two counters and the norms behind them. Next: a non-finite step is replayed (`checks.replay`).
+
+The local read names a rank, the reduced one detects: a NaN survives the sum. Reads are queued and made many
+at a time, as far as the gradient stays local until then.
 """
 
 from __future__ import annotations
@@ -12,30 +15,60 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from .._evidence import norm
+from .._evidence import norm, norms
+from ..policy import Naming
 
 # Callbacks queued in a backward run when it ends, in order. DDP finalises in one of them, and with
 # static_graph in one that an earlier one queues: ours hops twice, so that it comes after both [seen with
 # torch 2.13].
 _HOPS = 2
+_QUEUED = {"cpu": 1 << 18}  # elements that wait for one call: on a CPU what the cache still holds
+_QUEUED_ELSEWHERE = 1 << 25  # launches cost more than reads there
+TINY = 1 << 16  # elements; a 1-D parameter of at most this size is read with lazy naming
+
+
+def read_locally(parameters: Sequence[Tensor], naming: Naming) -> tuple[bool, ...]:
+    """Whose local gradients check 1 reads, one answer per parameter; equal on all ranks."""
+    return tuple(naming is Naming.FULL or (p.dim() < 2 and p.numel() <= TINY) for p in parameters)
 
 
 class GradientNorms:
     """Norm of every local gradient of a step, and of every reduced one, kept on the device until asked."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], active: Callable[[], bool]) -> None:
-        """Hook `parameters`; `active` says whether the backward in progress is the step's own."""
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        active: Callable[[], bool],
+        *,
+        naming: Naming = Naming.FULL,
+        at_once: bool = True,
+    ) -> None:
+        """Hook `parameters`.
+
+        Args:
+            active: whether the backward in progress is the step's own.
+            naming: `lazy` reads the tiny 1-D gradients only.
+            at_once: read each gradient as it comes: it is reduced where it lies (`gradient_as_bucket_view`).
+        """
         self._parameters = tuple(parameters)
         self._active = active
+        device = self._parameters[0].device.type if self._parameters else "cpu"
+        self._queue_limit = 0 if at_once else _QUEUED.get(device, _QUEUED_ELSEWHERE)
         self._handles = []
-        for i, p in enumerate(self._parameters):
-            self._handles.append(p.register_hook(self._on_entering(i)))  # type: ignore[no-untyped-call]
-            self._handles.append(p.register_post_accumulate_grad_hook(self._on_accumulated(i)))  # type: ignore[no-untyped-call]
+        for i, (p, read) in enumerate(
+            zip(self._parameters, read_locally(self._parameters, naming), strict=True)
+        ):
+            if read:
+                self._handles.append(p.register_hook(self._on_entering(i)))  # type: ignore[no-untyped-call]
+            self._handles.append(p.register_post_accumulate_grad_hook(self._on_accumulated(i, read)))  # type: ignore[no-untyped-call]
         self.reset()
 
     def reset(self) -> None:
         """Forget the step."""
         self._locals: list[list[Tensor | None]] = [self._blank()]  # per backward
+        self._came: list[list[bool]] = [[False] * len(self._parameters)]  # the same, read or not
+        self._queue: list[tuple[int, Tensor]] = []
+        self._queued = 0  # elements
         self._reduced: Tensor | None = None
         self._versions: list[int | None] = []
         self.in_backward = False
@@ -44,13 +77,12 @@ class GradientNorms:
         self._task = -1
 
     def local(self, backward: int = 0) -> tuple[Tensor | None, ...]:
-        """Local gradient norm per parameter in one backward of the step; None where no gradient came."""
+        """Local gradient norm per parameter in one backward; None where none came or none is read."""
         return tuple(self._locals[backward]) if backward < len(self._locals) else ()
 
-    @property
-    def gradients_seen(self) -> int:
-        """Parameters that got a gradient in this step."""
-        return sum(any(n is not None for n in norms) for norms in zip(*self._locals, strict=True))
+    def came(self, backward: int = 0) -> tuple[bool, ...]:
+        """Per parameter whether a gradient came in one backward of the step."""
+        return tuple(self._came[backward]) if backward < len(self._came) else ()
 
     def local_nonfinite(self, device: torch.device) -> Tensor:
         """int64 scalar: 1 when some local gradient is NaN, Inf or too large for a float32 norm."""
@@ -62,7 +94,7 @@ class GradientNorms:
 
     def untouched(self) -> bool:
         """Whether the gradients are still those that the last backward left: nobody clipped or unscaled."""
-        return self._versions == self._gradient_versions()
+        return self._versions == [_version(p.grad) for p in self._parameters]
 
     def dropped(self) -> bool:
         """Whether the gradients of a backward were thrown away without an update, as a GradScaler does."""
@@ -82,9 +114,6 @@ class GradientNorms:
     def _blank(self) -> list[Tensor | None]:
         return [None] * len(self._parameters)
 
-    def _gradient_versions(self) -> list[int | None]:
-        return [None if p.grad is None else p.grad._version for p in self._parameters]
-
     def _on_entering(self, index: int) -> Callable[[Tensor], None]:
         """From the second backward of an update on: `grad` then holds the first one's reduction already."""
 
@@ -96,28 +125,44 @@ class GradientNorms:
 
         return hook
 
-    def _on_accumulated(self, index: int) -> Callable[[Tensor], None]:
+    def _on_accumulated(self, index: int, read: bool) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
-            if not self._active() or parameter.grad is None:
+            gradient = parameter.grad
+            if gradient is None or not self._active():
                 return
-            if self.backwards == 0:
-                self._locals[0][index] = norm(parameter.grad.detach())
             task = torch._C._current_graph_task_id()
-            self.reentrant |= self.in_backward and task != self._task
             if not self.in_backward:
                 self.in_backward, self._task = True, task
+                _at_end_of_backward(self._read_queue, 0)  # before DDP writes the reduced gradients back
                 _at_end_of_backward(self._on_reduced, _HOPS)
+            elif task != self._task:
+                self.reentrant = True
+            self._came[-1][index] = True
+            if read and self.backwards == 0:
+                self._queue.append((index, gradient))
+                self._queued += gradient.numel()
+                if self._queued >= self._queue_limit:
+                    self._read_queue()
 
         return hook
+
+    def _read_queue(self) -> None:
+        if self._queue:
+            known = self._locals[0]
+            for (index, _), found in zip(self._queue, norms([g for _, g in self._queue]), strict=True):
+                known[index] = found
+            self._queue, self._queued = [], 0
 
     def _on_reduced(self) -> None:
         self.in_backward = False
         self.backwards += 1
         self._locals.append(self._blank())
-        gradients = [p.grad.detach() for p in self._parameters if p.grad is not None]
+        self._came.append([False] * len(self._parameters))
+        every = [p.grad for p in self._parameters]
+        gradients = [g for g in every if g is not None]
         if gradients:
-            self._reduced = torch.stack([n.float() for n in torch._foreach_norm(gradients)])
-        self._versions = self._gradient_versions()
+            self._reduced = torch.stack([n.float() for n in norms(gradients)])
+        self._versions = [_version(g) for g in every]
 
 
 def _at_end_of_backward(action: Callable[[], None], hops: int) -> None:
@@ -131,8 +176,12 @@ def _at_end_of_backward(action: Callable[[], None], hops: int) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
+def _version(gradient: Tensor | None) -> int | None:
+    return None if gradient is None else gradient._version
+
+
 def _any_nonfinite(norms: Sequence[Tensor], device: torch.device) -> Tensor:
     if not norms:
         return torch.zeros((), dtype=torch.int64, device=device)
-    flat = torch.cat([n.reshape(-1).float() for n in norms])
-    return (~torch.isfinite(flat)).any().to(device=device, dtype=torch.int64)
+    flat = norms[0] if len(norms) == 1 else torch.stack([n.float() for n in norms])
+    return torch.isfinite(flat).all().logical_not().to(device=device, dtype=torch.int64)

@@ -32,6 +32,7 @@ def recompute(
     depth: Depth,
     device: torch.device,
     parameters: Sequence[str] | None = None,
+    read: Sequence[bool] | None = None,
 ) -> Evidence:
     """Run the captured unit once more, without any reduction.
 
@@ -40,6 +41,7 @@ def recompute(
         compute_loss: the user's loss function; needed when the captured unit is the loss.
         depth: must be that of the evidence to compare with. BITS needs deterministic kernels on both sides.
         parameters: names behind the rows of the evidence; None: those that require a gradient now.
+        read: whose gradients check 1 reads, as for `Recorder`.
 
     Raises:
         RuntimeError and whatever the user's code raises: the unit cannot be computed here.
@@ -47,7 +49,7 @@ def recompute(
     module = ddp.module
     known = dict(module.named_parameters())
     rows = parameters or [name for name, p in known.items() if p.requires_grad]
-    recorder = Recorder(len(rows), depth)
+    recorder = Recorder(len(rows), depth, read)
     aliases = {
         name: _alias(known[name], i, recorder) for i, name in enumerate(rows) if name in capture.trained
     }
