@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.bench.counting import counted
+from tests.bench.counting import Counts, counted
 from tests.bench.model import TINY, Decoder, batch_for, compute_loss
 from tests.bench.subjects import settings_for
 from training_agent import Schedule, attach
@@ -32,19 +32,31 @@ def main(out: Path) -> None:
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     found = {}
+    plain, model = count(rank, None, {}, nothing)
+    tiny = sum(p.numel() * p.element_size() for p in model.parameters() if p.dim() < 2)
+    every = sum(p.numel() * p.element_size() for p in model.parameters())
     for mode in ("immediate", "deferred"):
-        for name, user in (("guarded", lambda loss: None), ("with item", lambda loss: loss.item())):
-            plain, _ = count(rank, None, lambda loss: None)
-            guarded, parameters = count(rank, mode, user)
+        for name, options, user in (
+            ("guarded", {}, nothing),
+            ("lazy naming", {"naming": "lazy"}, nothing),
+            ("with item", {}, lambda loss: loss.item()),
+        ):
+            guarded, _ = count(rank, mode, options, user)
             added = guarded.less(plain)
-            found[f"{mode}, {name}"] = {**added.as_dict(), "gradient_bytes": parameters}
+            found[f"{mode}, {name}"] = {**added.as_dict(), "gradient_bytes": every, "tiny_bytes": tiny}
     (out / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def count(rank: int, mode: str | None, user: Callable[[torch.Tensor], Any]) -> Any:
-    """Counts between two optimizer steps, and the bytes of all gradients; `user` is more of the loop."""
+def nothing(_loss: torch.Tensor) -> None:
+    """What this loop does between backward and step."""
+
+
+def count(
+    rank: int, mode: str | None, options: dict[str, Any], user: Callable[[torch.Tensor], Any]
+) -> tuple[Counts, torch.nn.Module]:
+    """Counts between two optimizer steps, and the model; `user` is more of the loop."""
     torch.manual_seed(1)
     ddp = DistributedDataParallel(Decoder(TINY))
     optimizer = torch.optim.AdamW(ddp.parameters(), fused=True)
@@ -58,6 +70,7 @@ def count(rank: int, mode: str | None, user: Callable[[torch.Tensor], Any]) -> A
             schedule=schedule,
             settings=settings_for(rank),
             mode=mode,
+            **options,
         )
         loss_of = guard.compute_loss
 
@@ -73,7 +86,7 @@ def count(rank: int, mode: str | None, user: Callable[[torch.Tensor], Any]) -> A
     counts = counted(lambda: step(STEPS))
     if mode is not None:
         guard.close()
-    return counts, sum(p.numel() * p.element_size() for p in ddp.parameters())
+    return counts, ddp.module
 
 
 if __name__ == "__main__":

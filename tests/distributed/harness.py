@@ -76,6 +76,7 @@ class Plan:
     resume: dict[str, Any] | None = None
     store: bool = False  # save at checkpoint steps
     checkpoint_at: int | None = None
+    naming: str = "full"
 
 
 class TrainingJob:
@@ -156,6 +157,7 @@ class TrainingJob:
             settings=settings,
             reporter=self.reporter,
             checkpoints=self.store if plan.store else None,
+            naming=plan.naming,
         )
 
     def _injector(self, plan: FaultPlan, guard: Guard | None, optimizer: torch.optim.Optimizer) -> Injector:

@@ -26,9 +26,9 @@ Scenario = Callable[[TrainingJob], Run]
 NAN = float("nan")
 
 
-def _nan_data(rank: int, step: int) -> dict[str, Tensor]:
+def _nan_data(rank: int, step: int, at: int = 25) -> dict[str, Tensor]:
     batch = batch_for(rank, step)
-    if rank == 3 and step == 25:
+    if rank == 3 and step == at:
         batch["x"][4, 2] = NAN
     return batch
 
@@ -39,6 +39,10 @@ def _on(rank: int, at: int, do: Callable[[nn.Module], None]) -> Callable[[nn.Mod
 
 def _huge_gradient(model: nn.Module) -> None:
     model.head.bias.register_hook(lambda g: torch.full_like(g, 1e25))
+
+
+def _nan_in_one_weights_gradient(model: nn.Module) -> None:
+    model.blocks[0].up.weight.register_hook(lambda g: g * NAN)
 
 
 SPOIL_REDUCTION = [
@@ -189,6 +193,16 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "wrong loss": lambda job: _loss_fault(job, with_loss=True),
     "wrong loss without compute_loss": lambda job: _loss_fault(job, with_loss=False),
+    "lazy naming: clean": lambda job: job.run(Plan(steps=12, naming="lazy")),
+    "lazy naming: nan-once": lambda job: job.run(
+        Plan(faults.forward([3], [5], STEP_ONLY, NAN), naming="lazy")
+    ),
+    "lazy naming: nan in the data": lambda job: job.run(
+        Plan(data=lambda rank, step: _nan_data(rank, step, 5), naming="lazy")
+    ),
+    "lazy naming: nan in one weight's gradient": lambda job: job.run(
+        Plan(before_step=_on(3, 5, _nan_in_one_weights_gradient), naming="lazy")
+    ),
     "resumed": _resume,
     "damaged file": lambda job: _load(job, _damage_file),
     "damaged on one rank": lambda job: _load(job, _damage_on_rank_1),

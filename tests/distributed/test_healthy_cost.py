@@ -51,7 +51,7 @@ def test_one_small_all_reduce_a_step_whatever_the_number_of_ranks(added: dict[in
     for ranks in RANKS:
         step = added[ranks][f"{mode}, guarded"]
         assert step["collectives"] == step["by_name"]["c10d::allreduce_"] == 1
-        assert step["sent_bytes"] <= 32
+        assert step["sent_bytes"] == 3 * 8
     assert added[2][f"{mode}, guarded"] == added[4][f"{mode}, guarded"]
 
 
@@ -61,3 +61,11 @@ def test_each_gradient_is_read_once_before_and_once_after_its_reduction(
 ) -> None:
     step = added[2][f"{mode}, guarded"]
     assert step["norm_bytes"] == 2 * step["gradient_bytes"]
+
+
+@pytest.mark.parametrize("mode", ["immediate", "deferred"])
+def test_lazy_naming_reads_no_large_local_gradient(added: dict[int, Any], mode: str) -> None:
+    step, full = added[2][f"{mode}, lazy naming"], added[2][f"{mode}, guarded"]
+    assert 0 < step["tiny_bytes"] < step["gradient_bytes"] / 20
+    assert step["norm_bytes"] == step["tiny_bytes"] + step["gradient_bytes"]
+    assert (step["host_syncs"], step["collectives"]) == (full["host_syncs"], full["collectives"])
