@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from tests.bench.subjects import AGAIN, FORWARD, LAZY, OURS, PLAIN, PUBLISHED
+from tests.bench.subjects import AGAIN, ANY_TIME, FORWARD, LAZY, OURS, PLAIN, PUBLISHED
 
 QUIET_PCT = 1.0  # the A/A row must stay within
 WEIGHTS_EVERY = 10
 SCHEDULES = {  # name: (subject of the healthy step, subject of the audit, audit interval)
     "no_audit": (OURS, None, None),
     "no_audit_lazy_naming": (LAZY, None, None),
+    "no_audit_saves_at_any_time": (ANY_TIME, None, None),
     "audit_100_deterministic": (OURS, OURS, 100),
     "audit_10_deterministic": (OURS, OURS, 10),
     "audit_10_forward": (OURS, FORWARD, 10),

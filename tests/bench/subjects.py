@@ -5,7 +5,6 @@ All step through the same schedule, so that each round holds one step of the sam
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +23,7 @@ AUDIT_EVERY, CHECK_EVERY = 4, 3  # often, to see each kind of step; the product'
 NO_SAVE = 1_000_000
 PLAIN, AGAIN, PUBLISHED, OURS = "plain", "plain again", "published", "ours"
 FORWARD, LAZY = "ours, forward audits", "ours, lazy naming"
-HAS_LAZY = "naming" in inspect.signature(attach).parameters
+ANY_TIME = "ours, saves at any time"  # each weight check compares the optimizer's state as well
 
 
 def kind_of(step: int) -> str | None:
@@ -71,20 +70,20 @@ class Subject:
 
     def _attach(self) -> None:
         # Saves are rare, as by default: where one may follow, a check compares optimizer state as well.
-        schedule = Schedule(AUDIT_EVERY, CHECK_EVERY, NO_SAVE, deterministic=self.name != FORWARD)
+        saves = None if self.name == ANY_TIME else NO_SAVE
+        schedule = Schedule(AUDIT_EVERY, CHECK_EVERY, saves, deterministic=self.name != FORWARD)
         if self.name == PUBLISHED:
             self.guard = PublishedGuard(
                 self.ddp, self.optimizer, compute_loss, lambda s, r: (self.batch(s, r),), schedule, 1
             )
         elif self.name not in (PLAIN, AGAIN):
-            options = {"naming": "lazy"} if self.name == LAZY else {}
             self.guard = attach(
                 self.ddp,
                 self.optimizer,
                 compute_loss=compute_loss,
                 schedule=schedule,
                 settings=settings_for(self.rank),
-                **options,
+                naming="lazy" if self.name == LAZY else "full",
             )
         if self.guard is not None:
             self.loss_of = self.guard.compute_loss
@@ -96,5 +95,5 @@ def settings_for(rank: int) -> AgentSettings:
 
 
 def names() -> list[str]:
-    """All subjects that this version of the agent has."""
-    return [PLAIN, AGAIN, PUBLISHED, OURS, FORWARD, *([LAZY] if HAS_LAZY else [])]
+    """All subjects."""
+    return [PLAIN, AGAIN, PUBLISHED, OURS, FORWARD, LAZY, ANY_TIME]

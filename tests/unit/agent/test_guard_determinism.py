@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from training_agent.determinism import DeterministicMode, deterministic, require_cublas_workspace
 from training_agent.errors import ConfigurationError
@@ -51,3 +54,19 @@ def test_a2_cuda_without_a_fixed_cublas_workspace_is_refused_with_variable_and_v
 def test_a2_both_documented_workspaces_are_accepted(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", value)
     require_cublas_workspace(torch.device("cuda"))
+
+
+def test_audits_keep_flash_attention_instead_of_falling_back_to_the_math_kernel() -> None:
+    used: set[str] = set()
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            used.add(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    query, key, value = (torch.randn(1, 2, 32, 16, requires_grad=True) for _ in range(3))
+    with deterministic(), Seen():
+        mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed.sum().backward()
+    assert any("flash_attention" in name and "backward" in name for name in used)
+    assert not any("softmax" in name for name in used)  # the math kernel writes its scores out

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from training_agent._capture import Capture, Unit, take
 from training_agent._evidence import Depth, Evidence, Recorder, finiteness
-from training_agent.checks.nonfinite import GradientNorms
+from training_agent.checks.nonfinite import GradientNorms, read_locally
 from training_agent.checks.replay import recompute, watch_gradients
+from training_agent.policy import Naming
 
 CPU = torch.device("cpu")
 
@@ -129,6 +130,30 @@ def test_which_gradients_are_non_finite_is_the_same_evidence_from_norms_and_from
     recorder.loss(torch.tensor(2.0))
     norms = [torch.linalg.vector_norm(gradient), torch.tensor(1.4), None]
     assert recorder.evidence().agrees(finiteness(norms, torch.tensor(2.0)))
+
+
+def test_lazy_naming_compares_the_gradients_that_were_read_and_no_other() -> None:
+    small, large = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, 2))
+    read = read_locally([large, small], Naming.LAZY)
+    norms = GradientNorms([large, small], lambda: True, naming=Naming.LAZY)
+    ((large * float("nan")).sum() + small.sum()).backward()
+    recorder = Recorder(2, Depth.FINITENESS, read)
+    for i, p in enumerate((large, small)):
+        assert p.grad is not None
+        recorder.gradient(i, p.grad)
+    recorder.loss(torch.ones(()))
+    assert (norms.came(), norms.local()[0]) == ((True, True), None)
+    assert recorder.evidence().agrees(finiteness(norms.local(), torch.ones(())))
+    assert int(norms.local_nonfinite(CPU)) == 0, "what is not read names nobody"
+    assert int(norms.reduced_nonfinite(CPU)) == 1, "and is detected all the same"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_norm_of_any_type_is_finite_up_to_a_float32_norm(dtype: torch.dtype) -> None:
+    parameter = nn.Parameter(torch.ones(64, dtype=dtype))
+    norms = GradientNorms([parameter], lambda: True, at_once=False)
+    (parameter * torch.full((64,), 6e4, dtype=dtype)).sum().backward()  # an fp16 norm would be Inf
+    assert int(norms.local_nonfinite(CPU)) == int(norms.reduced_nonfinite(CPU)) == 0
 
 
 def test_the_bits_of_a_nan_do_not_matter_where_it_stands_does() -> None:
