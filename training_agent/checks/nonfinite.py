@@ -141,8 +141,9 @@ class GradientNorms:
             if read and self.backwards == 0:
                 self._queue.append((index, gradient))
                 self._queued += gradient.numel()
-                if self._queued >= self._queue_limit:
-                    self._read_queue()
+            # DDP ends inside an inner backward, before the outer one's callbacks run.
+            if self.reentrant or self._queued >= self._queue_limit:
+                self._read_queue()
 
         return hook
 
