@@ -6,7 +6,7 @@ cannot be compared. Next: `_update` judges it, `_ring` ships and compares.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -139,8 +139,9 @@ class StepWatch:
 
     def leave_module(self, output: Any) -> Any:
         """The wrapped module returned `output`; what comes back stands in for it."""
+        inside: set[int] = set()
         if not self.in_loss:
-            output = _apart(output)
+            output, inside = _apart(output)
         tensors = list(output_tensors(output))
         if self._recorder is not None and self._is_chosen:
             for tensor in tensors:
@@ -148,7 +149,7 @@ class StepWatch:
             self.batches[-1].outputs = _add(self.batches[-1].outputs, tensors)
         if not self.in_loss:
             self.batches[-1].loss = size_of(tensors)
-            self._watch_seeds([t for t in tensors if t.requires_grad])
+            self._watch_seeds([t for t in tensors if t.requires_grad], inside)
         return output
 
     def leave_loss(self, loss: Tensor) -> None:
@@ -235,7 +236,7 @@ class StepWatch:
             )
         )
 
-    def _watch_seeds(self, outputs: list[Tensor]) -> None:
+    def _watch_seeds(self, outputs: list[Tensor], inside: Collection[int] = ()) -> None:
         batch = self.batches[-1]
         # Without a loss function the seeds are as large as the outputs: one micro-batch keeps them.
         keeps = batch.capture.unit is Unit.LOSS or self._is_chosen
@@ -245,24 +246,30 @@ class StepWatch:
                 continue
             index = len(seeds)
             seeds.append(None)
+            if id(tensor) in inside:
+                continue
 
-            def keep(gradient: Tensor, index: int = index) -> None:
-                if seeds[index] is None and (keeps or gradient.dim() == 0):
+            def keep(gradient: Tensor | None, index: int = index) -> None:
+                # None: a node with several outputs got a gradient for another one of them only
+                if gradient is not None and seeds[index] is None and (keeps or gradient.dim() == 0):
                     seeds[index] = gradient.detach()
 
             tensor.register_hook(keep)  # type: ignore[no-untyped-call]
 
 
-def _apart(output: Any) -> Any:
-    """Give each output a node of its own where a model returns its loss beside what it came from.
+def _apart(output: Any) -> tuple[Any, set[int]]:
+    """Give each output a node of its own; the `id`s of those that could not be given one.
 
     The gradient that enters the logits from outside is a seed of the replay; what flows into them from the
-    loss inside the model is not.
+    loss inside the model is not. Tensors in objects that torch cannot take apart (a key-value cache) stay as
+    they are: the rest of the model reads them, so what flows into them comes from inside.
     """
     live = [t for t in output_tensors(output) if t.requires_grad]
-    if len(live) < 2 or all(t.dim() > 0 for t in live):
-        return output
-    return tree_map(lambda v: v.view_as(v) if isinstance(v, Tensor) and v.requires_grad else v, output)
+    if len(live) < 2:
+        return output, set()
+    apart = tree_map(lambda v: v.view_as(v) if isinstance(v, Tensor) and v.requires_grad else v, output)
+    same = {id(t) for t in live} & {id(t) for t in output_tensors(apart)}
+    return apart, same if len(same) < len(live) else set()
 
 
 def _add(counted: tuple[int, int], tensors: list[Tensor]) -> tuple[int, int]:

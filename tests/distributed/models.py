@@ -101,6 +101,23 @@ class ReturnsLoss(Net):
         return {"loss": F.cross_entropy(logits, y), "logits": logits}
 
 
+class Cache:
+    """Keys and values that later forwards would read; torch cannot take it apart."""
+
+    def __init__(self, *kept: Tensor) -> None:
+        self.kept = kept
+
+
+class ReturnsCache(Net):
+    """As Hugging Face's decoders do: what the loss inside came from lies in an object beside it."""
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Any]:  # type: ignore[override]
+        logits = super().forward(x)
+        read, unread = logits.split([logits.shape[1] - 1, 1], dim=1)
+        loss = F.cross_entropy(read, y.clamp(max=read.shape[1] - 1))
+        return {"loss": loss, "logits": read * 2, "cache": Cache(read, unread)}
+
+
 class Noise(torch.autograd.Function):
     """Claims nothing and delivers another gradient each time."""
 
