@@ -13,7 +13,7 @@ WORKERS ?= 3
 export PYTHONPATH := $(CURDIR)
 export JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION := 1
 
-.PHONY: help demo test test-browser matrix lint synth deploy-local validate wheel soak mutants clean bench bench-gpu
+.PHONY: help demo test test-browser examples matrix lint synth deploy-local validate wheel soak mutants clean bench bench-gpu
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -32,6 +32,13 @@ test: $(READY)  ## all tests: unit, distributed, workflow, infra
 test-browser: export PYTHONPATH := $(CURDIR):$(CURDIR)/.browser
 test-browser: .browser/.ready  ## the review page in a real Chromium; pictures into out/browser/
 	@$(PY) -m pytest -m browser -p no:xdist tests/browser $(PYTEST_ARGS)
+
+.examples/.ready: requirements/examples.txt requirements/examples.sh $(READY)
+	@bash requirements/examples.sh $(PY) .examples
+
+examples: export PYTHONPATH := $(CURDIR):$(CURDIR)/.examples
+examples: .examples/.ready  ## each integration as a real job, healthy and with a fault; EXAMPLES="lightning plain" picks some
+	@$(PY) -m examples.integrations $(EXAMPLES)
 
 matrix: $(READY)  ## the published scenario table, every layout and mode, into out/matrix.json
 	@$(PY) -m tests.matrix

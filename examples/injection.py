@@ -1,7 +1,7 @@
-"""The demo's fault injector: the only code that reads FAULT, FAULT_RANK, FAULT_STEP and SEED.
+"""The examples' fault injector: the only code that reads FAULT, FAULT_RANK, FAULT_STEP and SEED.
 
-Comes in: those variables, the model of `examples.llama`. Goes out: an `Injector` on the middle block's
-down-projection, and afterwards what it has struck. Neither agent nor pipeline looks here.
+Comes in: those variables and a layer. Goes out: an `Injector` on it, and afterwards what it has struck.
+Neither agent nor pipeline looks here.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from examples.config import TrainConfig
 from training_agent import Schedule
 from training_agent.faults import FaultPlan, Injector, StrikeRecord, strike_records
+from training_agent.settings import AgentSettings
 
 if TYPE_CHECKING:
     import torch
-    from torch.nn.parallel import DistributedDataParallel
 
+    from training_agent import Guard
     from training_agent.faults import Phase
 
 STATE_DIR_VARIABLE = "FAULT_STATE_DIR"  # shared by all ranks and attempts of a run
@@ -49,8 +50,8 @@ def plan_from(
 
 def injector_from_environment(
     config: TrainConfig,
-    model: DistributedDataParallel,
-    optimizer: torch.optim.Optimizer,
+    layer: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
     phase: Callable[[], Phase],
     gpu_uuid: str | None,
 ) -> Injector:
@@ -59,10 +60,25 @@ def injector_from_environment(
 
     gpus_per_node = int(os.environ.get("FAULT_GPUS_PER_NODE") or os.environ["LOCAL_WORLD_SIZE"])
     plan = plan_from(config, os.environ, dist.get_world_size(), gpus_per_node)
-    blocks = model.module.blocks
-    target = blocks[len(blocks) // 2].feed_forward.down
     state_dir = Path(os.environ.get(STATE_DIR_VARIABLE) or config.out / "faults")
-    return Injector(plan, target, optimizer, gpu_uuid, dist.get_rank(), state_dir, phase)
+    return Injector(plan, layer, optimizer, gpu_uuid, dist.get_rank(), state_dir, phase)
+
+
+def inject(layer: torch.nn.Module, guard: Callable[[], Guard | None], config: TrainConfig) -> None:
+    """For loops that a library drives: once there is a guard, faults of its computations strike `layer`."""
+    made: list[Injector] = []
+
+    def begin(*_: object) -> None:
+        watching = guard()
+        if watching is None:
+            return
+        if not made:
+            rank, local = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK"))
+            gpu = AgentSettings.from_env().place(rank, local).gpu_uuid
+            made.append(injector_from_environment(config, layer, None, lambda: watching.phase, gpu))
+        made[0].begin_step(watching.step + 1)
+
+    layer.register_forward_pre_hook(begin)
 
 
 def struck(state_dir: Path) -> list[StrikeRecord]:

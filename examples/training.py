@@ -54,7 +54,7 @@ def train(config: TrainConfig, settings: AgentSettings) -> None:
         checkpoints=store,
     )
     gpu = settings.place(rank, int(os.environ["LOCAL_RANK"])).gpu_uuid
-    injector = injector_from_environment(config, model, optimizer, lambda: guard.phase, gpu)
+    injector = injector_from_environment(config, middle_layer(model), optimizer, lambda: guard.phase, gpu)
     checkpoint = agree_on(store)
     try:
         if checkpoint:
@@ -113,6 +113,13 @@ def build(config: TrainConfig) -> tuple[DistributedDataParallel, torch.optim.Opt
     torch.manual_seed(config.seed % 2**63)
     model = DistributedDataParallel(Llama(ModelConfig()))
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+
+
+def middle_layer(model: DistributedDataParallel) -> nn.Module:
+    """The down-projection of the block in the middle, where the demo's faults strike."""
+    blocks = list(model.module.blocks)
+    layer: nn.Module = blocks[len(blocks) // 2].feed_forward.down
+    return layer
 
 
 def one_step(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ._comm import Comm
-from .checkpoint import CheckpointStore
+from .checkpoint_folder import Checkpoints
 from .checks.weights import Divergence
 from .contract import Alarm, Check, Contest, Finding, FindingKind, Pair, Place, ResumePoint, Verdict
 from .digest import DIGEST_VERSION
@@ -93,7 +93,7 @@ def build(
     rank_map: RankMap,
     settings: AgentSettings,
     comm: Comm,
-    checkpoints: CheckpointStore | None,
+    checkpoints: Checkpoints | None,
     notes: tuple[str, ...] = (),
 ) -> Alarm:
     """Write the alarm; a collective, because time and resume point come from rank 0."""
@@ -184,7 +184,7 @@ def where(place: Place) -> str:
     return f"rank {place.rank} on node {place.node}, GPU {place.gpu_uuid or f'number {place.local_rank}'}"
 
 
-def _resume_point(checkpoints: CheckpointStore | None, first_step: int) -> ResumePoint | None:
+def _resume_point(checkpoints: Checkpoints | None, first_step: int) -> ResumePoint | None:
     """Move checkpoints of the window aside, find the newest before it; a full disk must not eat the alarm."""
     if checkpoints is None:
         return None

@@ -30,6 +30,14 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return inner if isinstance(inner, DistributedDataParallel) else model
 
 
+def unwrapped_optimizer(optimizer: Optimizer) -> Optimizer:
+    """The optimizer inside Accelerate's and Lightning's wrappers, whose own step runs no hooks."""
+    library = type(optimizer).__module__.partition(".")[0]
+    inner = getattr(optimizer, "optimizer", None)
+    wrapped = library in ("accelerate", "lightning", "pytorch_lightning")
+    return inner if wrapped and isinstance(inner, Optimizer) else optimizer
+
+
 def untraced(hook: Hook) -> Hook:
     """Keep `torch.compile` from compiling a hook of ours into the user's graph.
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ._comm import Comm
-from .checkpoint import CheckpointStore
+from .checkpoint_folder import Checkpoints
 from .contract import Env
 from .errors import ConfigurationError
 from .log_line import log_line
@@ -25,7 +25,7 @@ PATIENCE_S = 5.0  # network file systems cache that a name does not exist
 
 
 def prove_shared(
-    comm: Comm, rank_map: RankMap, settings: AgentSettings, checkpoints: CheckpointStore | None
+    comm: Comm, rank_map: RankMap, settings: AgentSettings, checkpoints: Checkpoints | None
 ) -> None:
     """A collective; without such a folder there is nothing to prove.
 

@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 from . import exit_codes
 from ._alarm import versions
 from ._comm import Comm
-from ._refusals import diverging_hook, refuse_optimizers, refuse_tensors, unwrapped
+from ._refusals import diverging_hook, refuse_optimizers, refuse_tensors, unwrapped, unwrapped_optimizer
 from ._shared_proof import prove_shared
-from .checkpoint import CheckpointStore
+from .checkpoint_folder import Checkpoints
 from .checks.replay import LossFunction
 from .checks.sharded import is_sharded, local_shards
 from .contract import Env, NodeRegistration
@@ -46,7 +46,7 @@ class Wishes:
     step: int = 0
     settings: AgentSettings | None = None
     reporter: Reporter | None = None
-    checkpoints: CheckpointStore | None = None
+    checkpoints: Checkpoints | None = None
     mode: Mode | str = Mode.IMMEDIATE
     policy: Policy | str = Policy.STOP
     finish: Callable[[], None] | None = None  # what the loop does between backward and step
@@ -64,7 +64,7 @@ class Setup:
     schedule: Schedule
     settings: AgentSettings
     reporter: Reporter | None
-    checkpoints: CheckpointStore | None
+    checkpoints: Checkpoints | None
     mode: Mode
     policy: Policy
     finish: Callable[[], None] | None
@@ -83,7 +83,8 @@ def set_up(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], wishes:
     ddp = unwrapped(model)
     group = group_of(ddp)
     assert isinstance(ddp, DistributedDataParallel)
-    optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    optimizers = tuple(map(unwrapped_optimizer, given))
     parameters = {n: p for n, p in ddp.module.named_parameters() if p.requires_grad}
     device = next(iter(parameters.values()), torch.empty(0)).device
     comm = Comm(group, device)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 
 from .errors import CheckpointError
 from .shared_files import fsync_file, fsync_folder, write_atomic
@@ -33,6 +33,18 @@ class CheckpointInfo:
     manifest: Mapping[str, Any] | None = None  # the guard's, of a complete one
 
 
+class Checkpoints(Protocol):
+    """What a start and an alarm need of a job's checkpoints, whoever writes them."""
+
+    folder: Path  # on the job's shared file system
+
+    def newest(self, before: int | None = None) -> CheckpointInfo | None:
+        """Newest complete one that is not doubtful, with step < `before` when that is given."""
+
+    def mark_doubtful(self, first_step: int) -> tuple[Path, ...]:
+        """Move every one of `first_step` or later aside; where they are now."""
+
+
 def seal(folder: Path, step: int, world_size: int, manifest: Mapping[str, Any]) -> None:
     """Make every file durable, hash it, and write the manifest last.
 
@@ -40,23 +52,23 @@ def seal(folder: Path, step: int, world_size: int, manifest: Mapping[str, Any]) 
         CheckpointError: there is nothing to seal.
         OSError: disk full or no permission.
     """
-    files = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        fsync_file(path)
-        name = path.relative_to(folder).as_posix()
-        files[name] = {"sha256": sha256(path), "bytes": path.stat().st_size}
+    files = {p.relative_to(folder).as_posix(): p for p in sorted(folder.rglob("*")) if p.is_file()}
     if not files:
         raise CheckpointError(f"The save function wrote no file into {folder}.")
+    record = hashed(files, step, world_size, manifest)
     for inner in (p for p in folder.rglob("*") if p.is_dir()):
         fsync_folder(inner)
-    record = {
-        "format": 1,
-        "step": step,
-        "world_size": world_size,
-        "files": files,
-        "sdc": dict(manifest),
-    }
-    write_atomic(folder / MANIFEST, json.dumps(record, sort_keys=True, indent=1, allow_nan=False).encode())
+    write_atomic(folder / MANIFEST, record)
+
+
+def hashed(files: Mapping[str, Path], step: int, world_size: int, manifest: Mapping[str, Any]) -> bytes:
+    """Make `files` (by name inside the checkpoint) durable; the record of them, as JSON."""
+    found = {}
+    for name, path in files.items():
+        fsync_file(path)
+        found[name] = {"sha256": sha256(path), "bytes": path.stat().st_size}
+    record = {"format": 1, "step": step, "world_size": world_size, "files": found, "sdc": dict(manifest)}
+    return json.dumps(record, sort_keys=True, indent=1, allow_nan=False).encode()
 
 
 def verify(info: CheckpointInfo) -> dict[str, Any]:
@@ -102,7 +114,19 @@ def read_manifest(path: Path) -> dict[str, Any]:
         CheckpointError: missing or damaged.
     """
     try:
-        record = json.loads((path / MANIFEST).read_bytes())
+        return parsed((path / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError("it has no manifest, which is written last") from None
+
+
+def parsed(data: bytes) -> dict[str, Any]:
+    """The record that `hashed` wrote.
+
+    Raises:
+        CheckpointError: damaged.
+    """
+    try:
+        record = json.loads(data)
         sound = (
             type(record["step"]) is int
             and type(record["world_size"]) is int
@@ -111,8 +135,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
             and all(_inside(name) for name in record["files"])
             and all(type(f["sha256"]) is str and type(f["bytes"]) is int for f in record["files"].values())
         )
-    except FileNotFoundError:
-        raise CheckpointError("it has no manifest, which is written last") from None
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise CheckpointError(f"its manifest is damaged ({e})") from None
     if not sound:
@@ -121,9 +143,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _inside(name: str) -> bool:
-    """A plain relative path: a tampered manifest must not name what lies outside the folder."""
+    """A plain relative path, or "." for a checkpoint that is one file: nothing outside may be named."""
     parts = PurePosixPath(name).parts
-    return bool(parts) and not PurePosixPath(name).is_absolute() and ".." not in parts
+    return (bool(parts) or name == ".") and not PurePosixPath(name).is_absolute() and ".." not in parts
 
 
 def sha256(path: Path) -> str:

@@ -36,17 +36,17 @@ def save_together(
     def begin() -> Path | None:
         return store.begin(step) if first else None
 
-    folder = Path(_agree(begin, group)[0])
-    _agree(lambda: write(folder), group)
+    folder = Path(agree(begin, group)[0])
+    agree(lambda: write(folder), group)
 
     def complete() -> None:
         if first:
             store.complete(step, folder, manifest)
 
-    _agree(complete, group)
+    agree(complete, group)
 
 
-def _agree(act: Callable[[], object], group: dist.ProcessGroup | None) -> list[Any]:
+def agree(act: Callable[[], object], group: dist.ProcessGroup | None) -> list[Any]:
     """Act on every rank, then tell each other how it went: nobody goes on alone."""
     value, problem = None, ""
     try:

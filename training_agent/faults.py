@@ -102,7 +102,7 @@ class Injector:
     Args:
         plan: from `FaultPlan.parse`.
         module: a layer of the model that holds a `weight`, its output a floating tensor (or a tree with one).
-        optimizer: whose update a weight flip follows.
+        optimizer: whose update a weight flip follows; None: such faults are refused.
         gpu_uuid: of this rank.
         rank: this rank.
         state_dir: shared by all ranks and all attempts; holds the GPU that is bad and what has struck.
@@ -117,7 +117,7 @@ class Injector:
         self,
         plan: FaultPlan,
         module: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None,
         gpu_uuid: str | None,
         rank: int,
         state_dir: Path,

@@ -38,7 +38,7 @@ from ._startup import Setup, Wishes
 from ._update import Update
 from ._warm_up import backward_from_outputs
 from ._watch import StepWatch
-from .checkpoint import CheckpointStore
+from .checkpoint_folder import Checkpoints
 from .checks.nonfinite import GradientNorms
 from .checks.replay import LossFunction
 from .determinism import DeterministicMode
@@ -59,7 +59,7 @@ def attach(
     step: int = 0,
     settings: AgentSettings | None = None,
     reporter: Reporter | None = None,
-    checkpoints: CheckpointStore | None = None,
+    checkpoints: Checkpoints | None = None,
     mode: Mode | str = Mode.IMMEDIATE,
     policy: Policy | str = Policy.STOP,
     finish: Callable[[], None] | None = None,
@@ -160,9 +160,7 @@ class Guard:
         """Call the loss function given to `attach` with the same arguments, and watch it."""
         compute = self._setup.compute_loss
         if compute is None:
-            raise ConfigurationError(
-                "guard.compute_loss() needs the loss function: pass attach(..., compute_loss=compute_loss)."
-            )
+            raise ConfigurationError("guard.compute_loss() needs attach(..., compute_loss=compute_loss).")
         if self._phase is not Phase.TRAINING or not torch.is_grad_enabled():
             return compute(model, *args, **kwargs)
         self._replayer.called(model)
@@ -175,25 +173,27 @@ class Guard:
         self._watch.leave_loss(loss)
         return loss
 
-    def before_save(self) -> None:
+    def before_save(self, *, together: bool = False) -> None:
         """Refuse to save a state whose weights were not compared at this step; reads deferred mode first.
 
         With `Schedule(check_on_checkpoint=False)` it may be saved: "passed_at_this_step" of the manifest is
-        then empty.
+        then empty. `together`: all ranks call this, and what was not compared is compared now.
 
         Raises:
-            SdcAlarm: an alarm was raised before.
+            SdcAlarm: an alarm was raised before, or now.
             ConfigurationError: the step was no weight-check step.
         """
         self._latch.raise_again()
         self._update.drain()
-        forced = self._setup.weights_off is None and self._setup.schedule.check_on_checkpoint
-        if forced and self._ledger.passes.weights != self.step:
-            last = self._ledger.passes.weights
+        schedule, last = self._setup.schedule, self._ledger.passes.weights
+        unseen = self._setup.weights_off is None and schedule.check_on_checkpoint and last != self.step
+        if unseen and together:
+            self._update.check_weights(state=schedule.optimizer_state)
+        elif unseen:
             raise ConfigurationError(
                 f"The weights of step {self.step} were not compared (last passed: {last}). Save at steps "
-                f"that are due: multiples of ckpt_every={self._setup.schedule.ckpt_every} or "
-                f"check_every={self._setup.schedule.check_every}."
+                f"that are due: multiples of ckpt_every={schedule.ckpt_every} or "
+                f"check_every={schedule.check_every}."
             )
 
     def manifest(self) -> dict[str, Any]:

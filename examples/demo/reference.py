@@ -18,7 +18,7 @@ import torch.distributed as dist
 from examples.config import TrainConfig
 from examples.injection import injector_from_environment, schedule_of
 from examples.llama import compute_loss
-from examples.training import build, keep, log, one_step, start_process_group
+from examples.training import build, keep, log, middle_layer, one_step, start_process_group
 from training_agent import attach
 from training_agent.faults import Phase
 from training_agent.settings import AgentSettings
@@ -57,7 +57,7 @@ def main() -> None:
     model.module.load_state_dict(start[0])
     optimizer.load_state_dict(start[1])
     gpu = places[dist.get_rank()]["gpu_uuid"]
-    injector = injector_from_environment(config, model, optimizer, lambda: Phase.TRAINING, gpu)
+    injector = injector_from_environment(config, middle_layer(model), optimizer, lambda: Phase.TRAINING, gpu)
     for step in range(1, config.steps + 1):
         injector.begin_step(step)
         one_step(config, model, optimizer, compute_loss, step)
