@@ -1,7 +1,8 @@
 """The signed route: the same decisions as the page, by a caller whom IAM knows and whose ARN is recorded.
 
 In: an HTTP API event behind the AWS_IAM authorizer, JSON bodies. Out: JSON. GET lists and shows, POST decides
-an approval or closes the breaker, both with a reason. Without a caller in the event nothing is answered.
+an approval or closes the breaker, both with a reason. Without a caller in the event nothing is answered. A
+decision names its question and what it asks for: an incident asks again, and a yes is to one question only.
 """
 
 from __future__ import annotations
@@ -80,6 +81,11 @@ def _decide(needs: Needs, incident: Incident, body: dict[str, Any], caller: str)
     approval = _approval(needs, incident)
     if approval is None:
         return _answer(404, error="nothing is asked for this incident")
+    mistake = _unnamed(body)
+    if mistake:
+        return _answer(400, error=mistake)
+    if (body["question"], body["action"]) != (approval.approval_id, approval.action.value):
+        return _answer(409, error=_other_question(approval), approval=_shown(approval))
     ended = deciding.standing(approval, needs)
     if ended is None:
         mistake = _mistake(body, approval)
@@ -98,6 +104,16 @@ def _close_breaker(needs: Needs, body: dict[str, Any], caller: str) -> Event:
         return _answer(409, error="the breaker is not open")
     logger.info("breaker closed", extra={"by": caller})
     return _answer(200, result="closed")
+
+
+def _unnamed(body: dict[str, Any]) -> str:
+    """What a body lacks to be an answer to one question; "" when it names it."""
+    named = all(isinstance(body.get(name), str) and body[name] for name in ("question", "action"))
+    return "" if named else "name the question and the action that you answer, as GET and mails show them"
+
+
+def _other_question(approval: Approval) -> str:
+    return f"the question now is {approval.approval_id}: {approval.action.value}; read it before you answer"
 
 
 def _mistake(body: dict[str, Any], approval: Approval) -> str:
@@ -132,6 +148,7 @@ def _shown(approval: Approval | None) -> dict[str, Any] | None:
     if approval is None:
         return None
     return {
+        "question": approval.approval_id,
         "action": approval.action.value,
         "state": approval.state.value,
         "instance_id": approval.instance_id,

@@ -222,7 +222,7 @@ def _outcomes(words: Wording) -> tuple[Fact, ...]:
 
 
 def _answers(approval: Approval, url: str) -> tuple[str, ...]:
-    """`sdc` commands for the same answers, signed by the caller's AWS credentials."""
+    """`sdc` commands for the same answers to this question, signed by the caller's AWS credentials."""
     kinds = ["approve", "reject"] + ["reject --release"] * (approval.action is not Action.RELEASE)
     lines: list[str] = []
     for kind in kinds:
@@ -230,6 +230,8 @@ def _answers(approval: Approval, url: str) -> tuple[str, ...]:
         lines.append(f"sdc {verb} {shlex.quote(approval.incident_id)} \\")
         if approval.node:
             lines.append(f"  --node {shlex.quote(approval.node)} \\")
+        question = shlex.quote(approval.approval_id)
+        lines.append(f"  --question {question} --action {approval.action.value} \\")
         lines.append(f"  --api {shlex.quote(url)} \\")
         lines.append("  " + " ".join([*flags, '--reason "why"']))
     return tuple(lines)

@@ -136,6 +136,21 @@ class PipelineModel(RuleBasedStateMachine):
         self.plant.signed(waiting[pick % len(waiting)], decision)
         self.plant.pump()
 
+    @rule(pick=picks, mail=st.integers(0, 3), decision=st.sampled_from(["approve", "keep"]))
+    @precondition(lambda self: self.plant.waiting())
+    def answers_an_older_mail(self, pick: int, mail: int, decision: str) -> None:
+        """The person consents to the question of the mail that he has read."""
+        waiting = self.plant.waiting()
+        self.plant.signed(waiting[pick % len(waiting)], decision, mail)
+        self.plant.pump()
+
+    @rule(pick=picks)
+    @precondition(lambda self: self.plant.waiting())
+    def signs_without_a_question(self, pick: int) -> None:
+        waiting = self.plant.waiting()
+        assert self.plant.signed_without_a_question(waiting[pick % len(waiting)], "approve") != 200
+        self.plant.pump()
+
     @rule(pick=picks)
     @precondition(lambda self: self.plant.world.incidents.rows)
     def answer_late(self, pick: int) -> None:

@@ -49,15 +49,37 @@ class People(Driver):
             return 502
         return int(answer["statusCode"])
 
-    def signed(self, incident_id: str, decision: str) -> int:
-        """A caller whom IAM knows answers the newest question; the HTTP status."""
-        incident = self.world.incidents.get(incident_id)
-        row = self.world.approvals.rows.get(incident.approval_id or "")
+    def commands(self, incident_id: str) -> list[tuple[str, str]]:
+        """(question, action) as the incident's mails print them in their command lines, oldest first."""
+        found: dict[tuple[str, str], None] = {}
+        for _, _, body in self.world.mail.sent:
+            named = re.search(
+                rf"^sdc approve {incident_id} \\\n(?:  --.*\\\n)*?  --question (\S+)", body, re.M
+            )
+            if named:
+                action = re.search(r"--action (\w+)", body)
+                found[named[1], action[1] if action else ""] = None
+        return list(found)
+
+    def signed(self, incident_id: str, decision: str, mail: int = -1) -> int:
+        """A caller whom IAM knows sends the command of one mail; the HTTP status, 0 without a mail.
+
+        He consents to the question of the mail that he has read, and to no other one.
+        """
+        commands = self.commands(incident_id)
+        if not commands:
+            return 0
+        question, action = commands[mail % len(commands) if mail >= 0 else mail]
+        row = self.world.approvals.rows.get(question)
         if row is not None and row.state.value == "PENDING":
-            self.watch.consent[row.approval_id] = Answer(decision)
-        return self.request(
-            "POST /incidents/{incident_id}/decision", incident_id, {"decision": decision, "reason": "seen it"}
-        )
+            self.watch.consent[question] = Answer(decision)
+        body = {"decision": decision, "reason": "seen it", "question": question, "action": action}
+        return self.request("POST /incidents/{incident_id}/decision", incident_id, body)
+
+    def signed_without_a_question(self, incident_id: str, decision: str) -> int:
+        """A body that names no question is a consent to none; the HTTP status."""
+        body = {"decision": decision, "reason": "seen it"}
+        return self.request("POST /incidents/{incident_id}/decision", incident_id, body)
 
     def request(self, route: str, incident_id: str, body: dict[str, str]) -> int:
         """One signed request; the HTTP status."""

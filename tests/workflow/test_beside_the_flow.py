@@ -56,7 +56,8 @@ def test_a_signed_decision_ends_the_incident_and_names_the_caller(
     assert status == 200 and incident in [i["incident_id"] for i in listed["incidents"]]
     assert signed(cloud.stack, "GET /incidents/{incident_id}", incident)[0] == 200
     route = "POST /incidents/{incident_id}/decision"
-    assert signed(cloud.stack, route, incident, decision="keep", reason="looked at it")[0] == 200
+    said = {"decision": "keep", "reason": "looked at it", "question": f"{incident}-1", "action": "replace"}
+    assert signed(cloud.stack, route, incident, **said)[0] == 200
     assert scenario.end() == "REJECTED_KEPT"
 
 

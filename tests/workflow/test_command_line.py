@@ -44,6 +44,11 @@ def document(sdc: Sdc, *arguments: str) -> Any:
     return json.loads(out)
 
 
+def named(incident: str, node: str, question: int = 1) -> tuple[str, ...]:
+    """The question of a replacement, as a mail's command names it."""
+    return ("--node", node, "--question", f"{incident}-{question}", "--action", "replace")
+
+
 @pytest.fixture
 def asked(scenario: Scenario) -> Scenario:
     """A culprit is named and its replacement is asked for."""
@@ -61,10 +66,16 @@ def test_an_incident_is_listed_shown_approved_and_told(sdc: Sdc, asked: Scenario
 
     code, out, _ = sdc("show", incident)
     assert code == 0
-    for part in ("AWAITING_APPROVAL", "replace: PENDING", f"sdc approve {incident} --node {node}", "so far"):
+    for part in (
+        "AWAITING_APPROVAL",
+        "replace: PENDING",
+        f"sdc approve {incident}",
+        f"--node {node}",
+        "so far",
+    ):
         assert part in out, out
 
-    code, out, _ = sdc("approve", incident, "--node", node, "--reason", "seen the evidence")
+    code, out, _ = sdc("approve", incident, *named(incident, node), "--reason", "seen the evidence")
     assert code == 0, out
     assert "Approved." in out and USER_ARN in out
 
@@ -84,13 +95,13 @@ def test_an_incident_is_listed_shown_approved_and_told(sdc: Sdc, asked: Scenario
 def test_nothing_is_decided_for_another_node_or_twice(sdc: Sdc, asked: Scenario) -> None:
     incident, node = asked.incident_id(), asked.nodes[1]
     reason = ("--reason", "why")
-    for wrong in ((), ("--node", asked.nodes[0])):
+    for wrong in ((), ("--node", node), named(incident, asked.nodes[0]), named(incident, node, 2)):
         code, _, err = sdc("approve", incident, *wrong, *reason)
         assert code == Exit.REFUSED, err
     assert document(sdc, "show", incident)["approval"]["state"] == "PENDING"
-    assert sdc("reject", incident, "--node", node, "--release", *reason)[0] == Exit.DONE
+    assert sdc("reject", incident, *named(incident, node), "--release", *reason)[0] == Exit.DONE
     assert asked.end() == "REJECTED_RELEASED"
-    code, _, err = sdc("approve", incident, "--node", node, *reason)
+    code, _, err = sdc("approve", incident, *named(incident, node), *reason)
     assert code == Exit.REFUSED and "Nothing was changed" in err
     assert asked.replace_requests() == []
 
@@ -98,9 +109,8 @@ def test_nothing_is_decided_for_another_node_or_twice(sdc: Sdc, asked: Scenario)
 def test_deciding_needs_the_api_alone(sdc: Sdc, asked: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SDC_OUTPUTS")
     incident, api = asked.incident_id(), asked.cloud.review_url
-    code, out, err = sdc(
-        "reject", incident, "--node", asked.nodes[1], "--api", api, "--reason", "not convinced"
-    )
+    mine = named(incident, asked.nodes[1])
+    code, out, err = sdc("reject", incident, *mine, "--api", api, "--reason", "not convinced")
     assert code == 0, err
     assert "stays cordoned" in out
     assert asked.end() == "REJECTED_KEPT"
@@ -134,7 +144,8 @@ def test_a_drill_reaches_the_approvers(sdc: Sdc, cloud: LocalCloud) -> None:
     shown = document(sdc, "show", incident)
     node = shown["incident"]["node"]
     assert shown["incident"]["synthetic"]
-    assert sdc("reject", incident, "--node", node, "--release", "--reason", "only a drill")[0] == Exit.DONE
+    mine = named(incident, node)
+    assert sdc("reject", incident, *mine, "--release", "--reason", "only a drill")[0] == Exit.DONE
     told = document(sdc, "show", incident, "--follow")
     assert told["incident"]["state"] in ("CLOSED", "REJECTED_RELEASED")
     sent = {r.operation for r in cloud.hyperpod.requests[before:]}

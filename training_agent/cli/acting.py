@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .. import restarts
 from ..contract import NODE_NAME_PREFIX, to_plain
@@ -21,13 +24,22 @@ ANSWERS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """Which question a caller answers, as its mail or `sdc show` names it; None: left out."""
+
+    node: str | None  # hyperpod-i-... or i-...; none for a held job
+    question: str | None
+    action: str | None  # replace, deep_check or release
+
+
 def decide(
-    screen: Screen, pipeline: Pipeline, incident_id: str, answer: str, node: str | None, reason: str
+    screen: Screen, pipeline: Pipeline, incident_id: str, answer: str, meant: Meant, reason: str
 ) -> Exit:
-    """Answer what the incident asks, after comparing the node that the caller means with the one asked for.
+    """Answer one question of the incident, after comparing what the caller means with what is asked now.
 
     Raises:
-        RefusedError: nothing is asked, it is another node, or the pipeline said no.
+        RefusedError: nothing is asked, it is another node or question, or the pipeline said no.
     """
     found = pipeline.incident(incident_id)
     asked, incident = found.get("approval"), found["incident"]
@@ -35,23 +47,40 @@ def decide(
     if not asked:
         raise RefusedError(f"Incident {incident_id} ({incident['state']}) asks nothing.", remedy)
     instance = str(asked.get("instance_id") or "")
-    meant = (node or "").removeprefix(NODE_NAME_PREFIX)
-    if instance and not meant:
-        raise RefusedError(
-            f"It asks for {asked['action']} of {NODE_NAME_PREFIX}{instance}; you named no node.",
-            f"If that is the one you mean: --node {NODE_NAME_PREFIX}{instance}",
-        )
-    if meant != instance:
-        raise RefusedError(f"It is about {instance or 'the whole job'}, not about {node}.", remedy)
+    _compare(asked, instance, meant, remedy)
     if not reason.strip():
         raise RefusedError("A decision needs a reason; it is kept.", 'Give --reason "..."')
-    got = pipeline.decide(incident_id, answer, reason, instance or None)
+    got = pipeline.decide(incident_id, answer, reason, asked)
     recorded = got.get("approval") or {}
     screen.document({"incident_id": incident_id, **got})
     screen.line(f"{ANSWERS[answer]} {incident_id}: {asked['action']} of {instance or 'the held job'}")
     screen.line(f"Recorded as {recorded.get('decided_by')}; {got.get('result')}.")
     screen.line(f"Next: sdc show {incident_id} --follow")
     return Exit.DONE
+
+
+def options(asked: Mapping[str, Any]) -> tuple[str, ...]:
+    """What names the question that is asked, as options of `sdc approve` and `sdc reject`."""
+    node = (f"--node {NODE_NAME_PREFIX}{asked['instance_id']}",) if asked.get("instance_id") else ()
+    return (*node, f"--question {asked['question']}", f"--action {asked['action']}")
+
+
+def _compare(asked: Mapping[str, Any], instance: str, meant: Meant, remedy: str) -> None:
+    """Refuse unless the caller named exactly this node, this question and what it asks for."""
+    if not meant.question or not meant.action or (instance and not meant.node):
+        subject = NODE_NAME_PREFIX + instance if instance else "the held job"
+        raise RefusedError(
+            f"It asks for {asked['action']} of {subject}; you did not name all of it.",
+            f"If that is what you mean: {' '.join(options(asked))}",
+        )
+    if (meant.node or "").removeprefix(NODE_NAME_PREFIX) != instance:
+        raise RefusedError(f"It is about {instance or 'the whole job'}, not about {meant.node}.", remedy)
+    if (meant.question, meant.action) != (asked["question"], asked["action"]):
+        raise RefusedError(
+            f"It asks {asked['question']} now, for {asked['action']}; "
+            f"you answer {meant.question}, for {meant.action}.",
+            remedy,
+        )
 
 
 def drill(screen: Screen, pipeline: Pipeline, timeout_s: float) -> Exit:

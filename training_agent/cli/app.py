@@ -47,6 +47,10 @@ Api = Annotated[
 ]
 IncidentId = Annotated[str, typer.Argument(metavar="INCIDENT", help="Its id, as mails show it.")]
 Node = Annotated[str | None, typer.Option("--node", help="The node that you mean: hyperpod-i-... or i-...")]
+Question = Annotated[str | None, typer.Option("--question", help="The question that you answer: INCIDENT-1")]
+Action = Annotated[
+    str | None, typer.Option("--action", help="What it asks for: replace, deep_check or release.")
+]
 Reason = Annotated[str, typer.Option("--reason", help="Why; kept with the incident.")]
 
 
@@ -115,6 +119,8 @@ def approve(
     incident: IncidentId,
     reason: Reason,
     node: Node = None,
+    question: Question = None,
+    action: Action = None,
     json: Json = False,
     region: Region = None,
     stack: Stack = None,
@@ -122,9 +128,12 @@ def approve(
     api: Api = None,
 ) -> None:
     """Say yes to what an incident asks, signed with your AWS identity."""
+    meant = acting.Meant(node, question, action)
     _run(
         json,
-        lambda s: acting.decide(s, _pipeline(region, stack, outputs, api), incident, "approve", node, reason),
+        lambda s: acting.decide(
+            s, _pipeline(region, stack, outputs, api), incident, "approve", meant, reason
+        ),
     )
 
 
@@ -133,6 +142,8 @@ def reject(
     incident: IncidentId,
     reason: Reason,
     node: Node = None,
+    question: Question = None,
+    action: Action = None,
     release: Annotated[
         bool, typer.Option("--release", help="Uncordon the node; without it the cordon stays.")
     ] = False,
@@ -144,9 +155,10 @@ def reject(
 ) -> None:
     """Say no, signed with your AWS identity; the node stays cordoned unless released."""
     answer = "release" if release else "keep"
+    meant = acting.Meant(node, question, action)
     _run(
         json,
-        lambda s: acting.decide(s, _pipeline(region, stack, outputs, api), incident, answer, node, reason),
+        lambda s: acting.decide(s, _pipeline(region, stack, outputs, api), incident, answer, meant, reason),
     )
 
 

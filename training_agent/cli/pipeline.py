@@ -60,16 +60,21 @@ class Pipeline:
         return dict(_expect(answer))
 
     def decide(
-        self, incident_id: str, answer: str, reason: str, instance_id: str | None
+        self, incident_id: str, answer: str, reason: str, asked: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Answer what the incident asks, as the caller.
+        """Answer this question of the incident, as the caller: `asked` is `approval` of what was shown.
 
         Raises:
             RefusedError: decided before, expired, or not what was asked; nothing was changed.
         """
-        body = {"decision": answer, "reason": reason}
-        if instance_id:
-            body["instance_id"] = instance_id
+        body = {
+            "decision": answer,
+            "reason": reason,
+            "question": asked["question"],
+            "action": asked["action"],
+        }
+        if asked.get("instance_id"):
+            body["instance_id"] = asked["instance_id"]
         got = self._aws.signed("POST", f"{self.api}/incidents/{incident_id}/decision", body)
         if got.status in (400, 404, 409, 410):
             said = got.body.get("error") or {

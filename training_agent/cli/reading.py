@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from . import doctor as doctor_
+from .acting import options
 from .aws import Aws
 from .checks import Status
 from .deployment import Deployment
@@ -148,9 +149,10 @@ def _question(screen: Screen, found: Mapping[str, Any]) -> None:
         screen.line(f"Warning: {warning}", indent=9, hanging=11, style="bold red")
     if asked["state"] == "PENDING":
         incident = found["incident"]
-        node = f" --node {incident['node']}" if incident.get("node") else ""
         for command in ("approve", "reject"):
-            screen.line(f"sdc {command} {incident['incident_id']}{node} \\", indent=9)
+            screen.line(f"sdc {command} {incident['incident_id']} \\", indent=9)
+            for option in options(asked):
+                screen.line(f"{option} \\", indent=11)
             screen.line('--reason "..."', indent=11)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,12 @@ INCIDENT = {
     "opened_at": "2026-05-01T12:00:00Z", "synthetic": False,
 }  # fmt: skip
 APPROVAL = {
-    "action": "replace", "state": "PENDING", "instance_id": NODE[9:], "answers": ["approve", "keep"],
+    "question": f"{ID}-1", "action": "replace", "state": "PENDING",
+    "instance_id": NODE[9:], "answers": ["approve", "keep"],
     "answer": None, "decided_by": "", "expires_at": "2026-05-01T20:00:00Z",
     "facts": {"Evidence": "five of six GPUs compute other bits " * 5}, "warnings": ["node-local checkpoints"],
 }  # fmt: skip
+MEANT = acting.Meant(NODE, f"{ID}-1", "replace")
 SHOWN = Answer(200, {"incident": INCIDENT, "approval": APPROVAL})
 
 
@@ -60,24 +63,44 @@ def test_nothing_is_wider_than_80_columns(capsys: pytest.CaptureFixture[str]) ->
     reading.incidents(Screen(as_json=False), talk)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert any(f"sdc approve {ID} --node {NODE}" in line for line in lines)
+    assert any(f"sdc approve {ID}" in line for line in lines)
+    for option in (f"--node {NODE}", f"--question {ID}-1", "--action replace"):
+        assert any(option in line for line in lines), option
     assert any(NODE[9:] in line and "AWAITING_APPROVAL" in line for line in lines)
 
 
 def test_a_decision_names_the_instance_that_was_shown(capsys: pytest.CaptureFixture[str]) -> None:
     done = Answer(200, {"result": "delivered", "approval": {"decided_by": "arn:me"}})
     talk, aws = pipeline(("POST", f"/incidents/{ID}/decision", done))
-    assert acting.decide(Screen(as_json=True), talk, ID, "approve", NODE, "seen") is Exit.DONE
-    assert aws.sent[-1][2] == {"decision": "approve", "reason": "seen", "instance_id": NODE[9:]}
+    assert acting.decide(Screen(as_json=True), talk, ID, "approve", MEANT, "seen") is Exit.DONE
+    assert aws.sent[-1][2] == {
+        "decision": "approve", "reason": "seen", "instance_id": NODE[9:],
+        "question": f"{ID}-1", "action": "replace",
+    }  # fmt: skip
     assert json.loads(capsys.readouterr().out)["result"] == "delivered"
 
 
-@pytest.mark.parametrize(("node", "reason"), [(None, "why"), ("i-0fffffffffffffff0", "why"), (NODE, " ")])
-def test_nothing_is_sent_for_another_node_or_without_a_reason(node: str | None, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("meant", "reason"),
+    [
+        (acting.Meant(None, None, None), "why"),
+        (replace(MEANT, node=None), "why"),
+        (replace(MEANT, question=None), "why"),
+        (replace(MEANT, action=None), "why"),
+        (replace(MEANT, node="i-0fffffffffffffff0"), "why"),
+        (replace(MEANT, question=f"{ID}-2"), "why"),
+        (replace(MEANT, action="deep_check"), "why"),
+        (MEANT, " "),
+    ],
+)
+def test_nothing_is_sent_for_another_node_or_question_or_without_a_reason(
+    meant: acting.Meant, reason: str
+) -> None:
     talk, aws = pipeline()
     with pytest.raises(RefusedError) as refused:
-        acting.decide(Screen(as_json=True), talk, ID, "approve", node, reason)
-    assert (f"--node {NODE}" in refused.value.remedy) is (node is None)
+        acting.decide(Screen(as_json=True), talk, ID, "approve", meant, reason)
+    everything = f"--node {NODE} --question {ID}-1 --action replace"
+    assert (everything in refused.value.remedy) is (None in (meant.node, meant.question, meant.action))
     assert [m for m, *_ in aws.sent] == ["GET"]
 
 
@@ -88,7 +111,7 @@ def test_nothing_is_sent_for_another_node_or_without_a_reason(node: str | None, 
 def test_a_refusal_has_its_exit_code(status: int, code: Exit) -> None:
     talk, _ = pipeline(("POST", f"/incidents/{ID}/decision", Answer(status, {})))
     with pytest.raises((RefusedError, CannotAskError)) as refused:
-        acting.decide(Screen(as_json=True), talk, ID, "keep", NODE, "why")
+        acting.decide(Screen(as_json=True), talk, ID, "keep", MEANT, "why")
     assert refused.value.code is code
     assert refused.value.remedy
 

@@ -173,3 +173,4 @@ def test_the_command_line_of_a_mail_is_one_that_sdc_understands(kind: str) -> No
     for _, verb, *arguments in lines:
         given = sdc.commands[verb].make_context(verb, arguments).params
         assert (given["incident"], given["api"], given["reason"]) == ("3f1c9a0b7d2e4685", URL, "why")
+        assert given["question"] == "3f1c9a0b7d2e4685-1" and given["action"] in ("replace", "release")

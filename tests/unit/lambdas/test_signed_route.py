@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from lambdas import approval_api
-from lambdas.domain.approval import Answer, ApprovalState
+from lambdas.domain.approval import Action, Answer, ApprovalState
 from lambdas.domain.incident import Incident, State
 from tests.events import builder
+from training_agent.contract import Verdict
 
 from .drive import CONTEXT, Driver
 from .fakes import START
@@ -39,7 +41,9 @@ def call(
 
 
 def decision(incident: Incident, **body: str) -> tuple[int, dict[str, Any]]:
-    given = {"decision": "approve", "reason": "seen the evidence", **body}
+    """Answer the incident's first question, of a replacement, unless `body` says otherwise."""
+    named = {"question": f"{incident.id}-1", "action": "replace"}
+    given = {"decision": "approve", "reason": "seen the evidence", **named, **body}
     return call("POST /incidents/{incident_id}/decision", incident.id, given)
 
 
@@ -72,12 +76,49 @@ def test_a_signed_decision_counts_once_and_beside_the_link(driver: Driver, asked
         {"decision": ""},
         {"reason": "  "},
         {"instance_id": builder.INSTANCES[0]},
+        {"question": ""},
+        {"action": ""},
     ],
 )
 def test_an_incomplete_request_decides_nothing(driver: Driver, asked: Incident, body: dict[str, str]) -> None:
     assert decision(asked, **body)[0] == 400
     (row,) = driver.world.approvals.rows.values()
     assert row.state is ApprovalState.PENDING
+
+
+@pytest.mark.parametrize("body", [{"question": "another-1"}, {"action": "deep_check"}])
+def test_an_answer_to_another_question_decides_nothing(
+    driver: Driver, asked: Incident, body: dict[str, str]
+) -> None:
+    status, answer = decision(asked, **body)
+    assert status == 409 and answer["approval"]["question"] == f"{asked.id}-1"
+    (row,) = driver.world.approvals.rows.values()
+    assert row.state is ApprovalState.PENDING and not driver.world.callback.answers
+
+
+@pytest.mark.parametrize(
+    ("question", "action"), [("{}-1", "deep_check"), ("{}-1", "replace"), ("{}-2", "deep_check")]
+)
+def test_a_signed_yes_to_the_check_is_none_to_the_replacement_that_is_asked_next(
+    driver: Driver, question: str, action: str
+) -> None:
+    """Both are of one instance; between two mails, or between showing and sending, the question changes."""
+    cluster = driver.world.cluster
+    cluster.facts = replace(cluster.facts, node_recovery="Automatic")
+    driver.register()
+    (incident,) = driver.alarm(builder.alarm(builder.pair(3, Verdict.TRANSIENT)))
+    driver.until_asked(incident)
+    driver.alarm(builder.alarm(builder.culprit(3), step=40))
+    (second,) = (i for i in driver.world.incidents.rows.values() if i.id != incident.id)
+    assert driver.step("locate", second)["outcome"] == "joined"
+    assert decision(incident, action="deep_check")[0] == 200
+    driver.play(incident, "approval_answered", stop="request_approval")
+    driver.ask(incident, "second")
+    asked = driver.world.incidents.get(incident.id)
+    assert (asked.asking, asked.approval_id) == (Action.REPLACE, f"{incident.id}-2")
+    assert decision(incident, question=question.format(incident.id), action=action)[0] == 409
+    assert driver.world.approvals.rows[f"{incident.id}-2"].state is ApprovalState.PENDING
+    assert decision(incident, question=f"{incident.id}-2")[0] == 200
 
 
 def test_without_a_caller_from_the_authorizer_nothing_is_answered(driver: Driver, asked: Incident) -> None:
