@@ -129,6 +129,7 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
         _receive(Place.ALARM_QUEUE),
         ROWS,
         HISTORY,
+        _rows("Query", of=(Place.REGISTRATIONS,)),  # how many nodes a job really has
         Allow("states", ("StartExecution",), at=(Place.WORKFLOW,)),
         NEWS,
     ),
@@ -136,7 +137,7 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
         _cluster("ListClusterNodes"),
         ROWS,
         HISTORY,
-        _rows("GetItem", of=(Place.REGISTRATIONS,)),
+        _rows("GetItem", "Query", of=(Place.REGISTRATIONS,)),
         NEWS,
     ),
     "contain": (

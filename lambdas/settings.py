@@ -46,6 +46,7 @@ class RegisterSettings(_Modal):
 class IngestSettings(Settings):
     cluster_name: str
     incident_table: str
+    registration_table: str
     state_machine_arn: str
     event_bus_name: str
     max_alarm_age_seconds: int = Field(gt=0)

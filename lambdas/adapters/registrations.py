@@ -39,6 +39,13 @@ class RegistrationTable:
         item = self._table.get(_key(job_uid, attempt, node))
         return _registered(item) if item else None
 
+    def nodes(self, job_uid: str, attempt: int) -> int:
+        items = self._table.query(
+            "job_uid = :job AND begins_with(attempt_node, :attempt)",
+            {":job": job_uid, ":attempt": f"{attempt:06d}#"},
+        )
+        return sum(bool(i["verified"]) for i in items)
+
     def after(self, job_uid: str, attempt: int) -> tuple[Registered, ...]:
         items = self._table.query(
             "job_uid = :job AND attempt_node >= :next", {":job": job_uid, ":next": f"{attempt + 1:06d}"}

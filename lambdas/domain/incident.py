@@ -163,6 +163,7 @@ class Incident:
     state: State = State.OPENING
     version: int = 0  # of the row, for conditional writes
     targets: tuple[Target, ...] = ()
+    nodes: int = 0  # of the job, as registered and verified when it was located; 0: not counted
     nodes_named: int = 1  # by alarms of this job within ten minutes of this one
     touched: bool = False  # contain held, cordoned or evicted something
     decision_row: str | None = None

@@ -56,7 +56,7 @@ def run(needs: Needs, incident_id: str) -> StepResult:
         return StepResult("contained", story)
     permit(needs, Mode.CONTAIN, f"containment by '{row.contain.value}'")
     if row.blames_node:
-        _require_quota(needs, incident, alarm.nodes)
+        _require_quota(needs, incident, min(alarm.nodes, incident.nodes))
     if row.contain in (Contain.CORDON, Contain.ISOLATE):
         for target in incident.targets:
             require_admission_policy(needs, target)

@@ -17,7 +17,7 @@ from ..domain.decision_table import Facts, systemic
 from ..domain.drill import is_drill
 from ..domain.incident import REJECTED, Incident, State, evidence_hash, execution_name, incident_id
 from ..domain.times import moment, stamp
-from ..ports import Bus, Clock, Delivery, HistoryEntry, Incidents, Workflow
+from ..ports import Bus, Clock, Delivery, HistoryEntry, Incidents, Registrations, Workflow
 from ..settings import IngestSettings
 from . import audit_result
 from .envelope import detail_type_of, open_envelope
@@ -34,6 +34,7 @@ QUOTA_WINDOW = timedelta(hours=1)
 class Needs:
     settings: IngestSettings
     incidents: Incidents
+    registrations: Registrations
     workflow: Workflow
     bus: Bus
     clock: Clock
@@ -76,17 +77,24 @@ def run(needs: Needs, body: str) -> Ingested:
         needs.incidents.reject(reason, "SDC Alarm", body[:1000], now)
         return Ingested(rejected=reason)
     groups = findings.group(alarm)
-    if systemic(Facts(nodes=alarm.nodes, nodes_named=len(groups))):
-        named = len(groups)  # whole nodes or camps: one incident that blames nobody, not one for each
+    named = len(groups)
+    if _accuses_too_many(needs, alarm, named):
+        # Whole nodes or camps: one incident that blames nobody, not one for each.
         groups = (findings.Group(None, alarm.named_ranks),)
-    else:
-        named = len(groups)
     opened: list[str] = []
     appended: list[str] = []
     for one in groups:
         found, is_new = _take(needs, alarm, one, named, now)
         (opened if is_new else appended).append(found)
     return Ingested(tuple(opened), tuple(appended))
+
+
+def _accuses_too_many(needs: Needs, alarm: Alarm, named: int) -> bool:
+    """Systemic, by the nodes that registered and were verified: the alarm's own number could be any."""
+    if not systemic(Facts(nodes=0, nodes_named=named)):
+        return False  # at no size
+    nodes = min(alarm.nodes, needs.registrations.nodes(alarm.job.uid, alarm.job.attempt))
+    return systemic(Facts(nodes=nodes, nodes_named=named))
 
 
 def _audit_result(needs: Needs, body: str, now: datetime) -> Ingested:
@@ -113,6 +121,8 @@ def _accept(settings: IngestSettings, alarm: Alarm) -> None:
     """Raise ContractError for what is well formed and still not to be acted on."""
     if alarm.cluster != settings.cluster_name:
         raise ContractError(f"alarm of cluster {alarm.cluster[:60]!r}, this is {settings.cluster_name!r}")
+    if alarm.nodes > alarm.world_size:
+        raise ContractError(f"{alarm.nodes} nodes for {alarm.world_size} ranks: a node without a rank")
     names = [alarm.job.uid, alarm.job.name, *(f.place.node for f in alarm.findings if f.place is not None)]
     if not all(0 < len(name) <= MAX_NAME and _is_text(name) for name in names):
         raise ContractError(f"a name is empty, longer than {MAX_NAME} characters, or no Unicode text")

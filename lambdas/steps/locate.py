@@ -51,6 +51,8 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     if incident.state is not State.OPENING:
         return StepResult("located", "located before")
     alarm = alarm_of(needs.incidents, incident)
+    nodes = needs.registrations.nodes(incident.job.uid, incident.job.attempt)
+    incident = replace(incident, nodes=nodes)
     try:
         targets = _prove(needs, incident, alarm)
     except _StillComing as e:

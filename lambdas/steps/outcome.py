@@ -160,7 +160,7 @@ def facts_of(
     past = incidents.history(f"job#{incident.job.uid}", stamp(opened - WINDOW))
     named = findings.most_named([(moment(e.at), e.what) for e in past], opened, WINDOW)
     return decision_table.Facts(
-        nodes=alarm.nodes,
+        nodes=min(alarm.nodes, incident.nodes),  # never on the alarm's word alone: T2
         nodes_named=max(incident.nodes_named, named),
         second_read=incident.second_read,
         repeats=True if incident.joined else incident.repeats,

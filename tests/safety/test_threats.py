@@ -63,6 +63,26 @@ def test_t02_one_trainer_cannot_accuse_the_cluster_away(
     assert 0 < len(cordoned) <= NODES_PER_DAY
 
 
+@pytest.mark.parametrize("together", [True, False], ids=["at once", "one after the other"])
+def test_t02_a_claimed_size_of_the_job_buys_no_more_accusations(
+    monkeypatch: pytest.MonkeyPatch, definition: Definition, together: bool
+) -> None:
+    """Row S1 and the day's quota grow with the job: with its verified nodes, not with the alarm's number."""
+    plant = Plant(monkeypatch, definition, nodes=8)
+    claimed = {"nodes": 10**6, "world_size": 8 * 10**6}
+    accused = [builder.culprit(2 * node, plant.jobs[0].seats) for node in range(8)]
+    if together:
+        plant.alarm(plant.alarm_of(*accused, **claimed))
+        plant.advance(timedelta(minutes=20))
+    else:
+        for node, finding in enumerate(accused):
+            plant.alarm(plant.alarm_of(finding, step=100 + node, **claimed))
+            plant.advance(timedelta(minutes=20))
+    cordoned = [n for n in plant.world.kubernetes.nodes.values() if n.unschedulable]
+    assert len(cordoned) <= (0 if together else NODES_PER_DAY)
+    assert len(plant.world.incidents.rows) == (1 if together else 8)
+
+
 @pytest.mark.parametrize("account", [None, "default"])
 def test_t03_a_registration_forged_beforehand_is_not_verified(plant: Plant, account: str | None) -> None:
     """Without a pod; and with a true one beside the victim's, with the label, of another account."""

@@ -186,6 +186,9 @@ class FakeRegistrations:
     def get(self, job_uid: str, attempt: int, node: str) -> Registered | None:
         return self.rows.get((job_uid, attempt, node))
 
+    def nodes(self, job_uid: str, attempt: int) -> int:
+        return sum(r.verified for k, r in self.rows.items() if k[:2] == (job_uid, attempt))
+
     def after(self, job_uid: str, attempt: int) -> tuple[Registered, ...]:
         later = sorted(k for k in self.rows if k[0] == job_uid and k[1] > attempt)
         return tuple(self.rows[k] for k in later)

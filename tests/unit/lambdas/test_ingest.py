@@ -47,6 +47,7 @@ BAD: dict[str, str | dict[str, Any]] = {
     "time that is none": detail(time="yesterday"),
     "older than a day": detail(time="2025-12-31T00:00:00Z"),
     "from the future": detail(time="2026-01-01T00:40:00Z"),
+    "more nodes than ranks": detail(nodes=7),
     "empty job uid": detail(job={"name": "llama", "uid": "", "attempt": 1, "namespace": "x"}),
     "half a surrogate": detail(job={"name": "llama", "uid": "\ud800", "attempt": 1}),
     "name beyond a table's key": detail(job={"name": "llama", "uid": "u" * 3000, "attempt": 1}),

@@ -225,6 +225,8 @@ def test_a_verified_registration_is_not_replaced(tables: None) -> None:
     store.put(replace(unverified, text="forged"))
     assert store.get("job", 2, "node") == verified
     assert store.after("job", 1) == (verified,) and store.after("job", 2) == ()
+    store.put(replace(unverified, node="claimed"))
+    assert store.nodes("job", 2) == 1 and store.nodes("job", 1) == 0  # only what was verified is counted
 
 
 def test_a_quarantine_row_belongs_to_the_incident_that_holds_it(tables: None) -> None:
