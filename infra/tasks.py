@@ -17,6 +17,7 @@ from constructs import Construct
 
 from .functions import FUNCTIONS
 
+EXECUTION = {"execution": sfn.JsonPath.string_at("$$.Execution.Id")}  # for a link to the console
 INCIDENT = {"incident_id": sfn.JsonPath.string_at("$$.Execution.Input.incident_id")}
 RETRYABLE = ("ThrottledError", "ConflictError", "UnavailableError")  # classes of lambdas.domain.errors
 NEVER_RAN = ("Lambda.TooManyRequestsException", "Lambda.ServiceException")  # steps are safe to call again
@@ -65,7 +66,9 @@ class Tasks:
             self._scope,
             "request_approval",
             lambda_function=self._functions["request_approval"],
-            payload=sfn.TaskInput.from_object({**INCIDENT, "task_token": sfn.JsonPath.task_token}),
+            payload=sfn.TaskInput.from_object(
+                {**INCIDENT, **EXECUTION, "task_token": sfn.JsonPath.task_token}
+            ),
             integration_pattern=sfn.IntegrationPattern.WAIT_FOR_TASK_TOKEN,
             retry_on_service_exceptions=False,
             task_timeout=sfn.Timeout.at("$.patience_seconds"),

@@ -20,10 +20,14 @@ from constructs import Construct
 from .approvals import retention
 from .config import Deployment
 from .logical_ids import fix
-from .tasks import Tasks
+from .tasks import EXECUTION, Tasks
 
 ANYTHING_ELSE = "anything else"
-NOTICE = {"notice": "human", "seen": sfn.JsonPath.entire_payload}  # the last answer, or {Error, Cause}
+NOTICE = {
+    **EXECUTION,
+    "notice": "human",
+    "seen": sfn.JsonPath.entire_payload,
+}  # the last answer, or {Error, Cause}
 LOG_DELIVERY = (
     "logs:CreateLogDelivery", "logs:GetLogDelivery", "logs:UpdateLogDelivery", "logs:DeleteLogDelivery",
     "logs:ListLogDeliveries", "logs:PutResourcePolicy", "logs:DescribeResourcePolicies",

@@ -64,8 +64,17 @@ def over(approval: Approval, ended: Ended) -> Response:
     if ended is Ended.USED and approval.decided:
         return _used(approval)
     if approval.state is ApprovalState.SUPERSEDED:
-        text = "A newer question about this incident stands. Open the newest mail. Nothing was changed."
+        text = "A newer question about this incident was mailed. Open the newest mail. Nothing was changed."
         return _page(410, "Superseded", text, approval=approval)
+    if approval.state is ApprovalState.CLOSED:
+        return _page(
+            410,
+            "Nothing is asked any more",
+            "The node has gone or was launched again, or the pipeline has stopped and left the rest to "
+            "people. Nothing was changed.",
+            "How it ended is in the newest mail about this incident.",
+            approval=approval,
+        )
     left = "The node stays cordoned." if approval.node else "The job stays held."
     return _page(
         410,

@@ -15,6 +15,7 @@ from training_agent.contract import Alarm, to_plain
 
 from .domain import mails
 from .domain.approval import Approval
+from .domain.console import console_url
 from .domain.wording import CHECKLIST, wording
 from .page import Response, page
 from .pictures import Picture, ring, sparklines, timeline
@@ -59,6 +60,7 @@ def review(
         pictures=_pictures(approval),
         checklist=CHECKLIST,
         raw=_raw(approval.alarm),
+        console=console_url(approval.execution),
         mistake=mistake,
         given={name: (given or {}).get(name, "") for name in (DECISION, TYPED, REASON)},
     )

@@ -106,7 +106,10 @@ class ApprovalTable:
         )
 
     def end(self, approval_id: str, state: ApprovalState) -> bool:
-        values = {":state": state.value, ":pending": ApprovalState.PENDING.value}
+        values = {":state": state.value}
+        if state is ApprovalState.SUPERSEDED:
+            return self._table.update(_key(approval_id), "SET #state = :state", values, _EXISTS, _NAMES)
+        values |= {":pending": ApprovalState.PENDING.value}
         return self._table.update(_key(approval_id), "SET #state = :state", values, _PENDING, _NAMES)
 
 

@@ -48,7 +48,8 @@ class ApprovalState(str, Enum):
     DECIDED = "DECIDED"  # recorded, the execution may not know yet
     DELIVERED = "DELIVERED"  # the execution was told
     EXPIRED = "EXPIRED"
-    SUPERSEDED = "SUPERSEDED"  # its mail was not known to be sent; a newer link was mailed
+    SUPERSEDED = "SUPERSEDED"  # a newer question about the incident stands, whatever was answered to this one
+    CLOSED = "CLOSED"  # nothing is asked any more: the node is another one now, or the pipeline stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class Approval:
     telemetry: tuple[Reading, ...] = ()
     command: str = ""  # the deep health check that only a human may start
     synthetic: bool = False  # a fire drill
+    execution: str = ""  # ARN of the one that waits for the answer
 
     @property
     def typed_value(self) -> str:

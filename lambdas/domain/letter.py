@@ -27,6 +27,7 @@ class Letter:
     todo: tuple[str, ...] = ()  # what the reader should do now
     facts: tuple[Fact, ...] = ()
     commands: tuple[str, ...] = ()  # lines that stay whole
+    console: str = ""  # address of the execution
 
 
 def render(letter: Letter) -> str:
@@ -40,6 +41,7 @@ def render(letter: Letter) -> str:
         _titled("WHAT TO DO NOW", "\n".join(map(_wrapped, letter.todo))),
         _titled("FACTS", _listing(letter.facts)),
         _titled("COMMAND LINE", "\n".join(letter.commands)),
+        _titled("THE STORY SO FAR, STEP BY STEP (AWS console)", letter.console),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 

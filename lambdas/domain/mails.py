@@ -10,6 +10,7 @@ import shlex
 from dataclasses import dataclass
 
 from .approval import Action, Approval, Fact
+from .console import console_url
 from .decision_table import ROWS, Contain
 from .incident import Incident, State
 from .letter import Letter, render
@@ -110,6 +111,7 @@ def approval_mail(
         outcomes=_outcomes(words),
         commands=(*_answers(approval, url), *_check(incident)),
         facts=approval.facts,
+        console=console_url(approval.execution),
     )
     return subject(incident, "reminder, " * reminder + words.subject), render(body)
 
@@ -144,12 +146,19 @@ def decision_mail(incident: Incident, approval: Approval) -> Mail:
         outcomes=(Fact("From here", follows.get(answer, "")),),
         todo=("Nothing. Links to this question are used up.",),
         facts=approval.facts[:3],
+        console=console_url(approval.execution),
     )
     return subject(incident, f"decided: {answer}"), render(body)
 
 
 def notice_mail(
-    incident: Incident, facts: tuple[Fact, ...], reason: str, closing: State, *, issued: bool
+    incident: Incident,
+    facts: tuple[Fact, ...],
+    reason: str,
+    closing: State,
+    *,
+    issued: bool,
+    console: str = "",
 ) -> Mail:
     """Tell a human: nothing further happens by itself. `issued`: a replacement may be under way."""
     row = ROWS.get(incident.decision_row or "")
@@ -163,6 +172,7 @@ def notice_mail(
         todo=(notice.todo,),
         commands=_check(incident),
         facts=tuple(f for f in facts if f.label != "Because"),
+        console=console,
     )
     return subject(incident, notice.subject), render(body)
 
@@ -187,6 +197,7 @@ def expired_mail(incident: Incident, approval: Approval) -> Mail:
         meaning=(words.sure,) if words.sure else (),
         todo=(f"The links are dead. {todo}",),
         facts=approval.facts,
+        console=console_url(approval.execution),
     )
     return subject(incident, f"review expired, {left}"), render(body)
 

@@ -11,11 +11,13 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from ..domain.approval import Fact
+from ..domain.console import console_url
 from ..domain.errors import NeedsHumanError, PermanentError
 from ..domain.incident import EffectState, Incident, State, execution_name
 from ..domain.mails import notice_mail
 from ..domain.times import moment, stamp
 from ..ports import Cluster, Controls, Executions, Incidents, Mail
+from ..settings import ReconcileSettings
 from . import notices
 from .deep_check import CHECK_LOCK
 from .locate import gate_of
@@ -28,6 +30,8 @@ ENDED = frozenset({"FAILED", "TIMED_OUT", "ABORTED", "SUCCEEDED"})
 
 
 class Undertaker(Recorder, Protocol):
+    @property
+    def settings(self) -> ReconcileSettings: ...
     @property
     def controls(self) -> Controls: ...
     @property
@@ -82,13 +86,21 @@ def _tell(needs: Undertaker, incident: Incident, reason: str, last: State, *, is
         facts = notices.lines(needs, incident, alarm_of(needs.incidents, incident))
     except NeedsHumanError as e:  # the stored alarm is not the one it was opened with
         facts = (Fact("Evidence", str(e)),)
-    mail = notice_mail(incident, facts, reason, last, issued=issued)
+    mail = notice_mail(
+        incident, facts, reason, last, issued=issued, console=console_url(_arn_of(needs, incident))
+    )
     try:
         story = notices.send_to_all(needs.mail, *mail)
     except PermanentError as e:
         story = f"could not be sent: {e}"
     needs.incidents.conclude(incident.id, NOTICE, story, needs.clock.now())
     needs.incidents.audit(incident.id, "notice", f"{reason}; {story}", needs.clock.now())
+
+
+def _arn_of(needs: Undertaker, incident: Incident) -> str:
+    """Of its execution, whether it was ever started or not."""
+    machine = needs.settings.state_machine_arn
+    return f"{machine.replace(':stateMachine:', ':execution:', 1)}:{execution_name(incident)}"
 
 
 def _settle(needs: Undertaker, incident: Incident) -> bool:

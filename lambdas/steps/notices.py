@@ -14,8 +14,9 @@ from training_agent.contract import Alarm, Mode
 
 from ..domain import mails, messages
 from ..domain.approval import Approval, ApprovalState, Fact
+from ..domain.console import console_url
 from ..domain.decision_table import ROWS
-from ..domain.errors import HaltedError, PermanentError, PipelineError
+from ..domain.errors import HaltedError, PermanentError, PipelineError, WorldChangedError
 from ..domain.incident import EffectState, Incident, State
 from ..domain.policy import effective_mode
 from ..domain.times import moment
@@ -53,7 +54,7 @@ def lines(needs: Recorder, incident: Incident, alarm: Alarm) -> tuple[Fact, ...]
     return messages.facts(incident, alarm, evidence_of(needs.incidents, incident, alarm), row, reason)
 
 
-def tell(needs: Speaker, incident_id: str, seen: Any) -> StepResult:
+def tell(needs: Speaker, incident_id: str, seen: Any, execution: str = "") -> StepResult:
     """Send the notice once. Never raises but for the store: this is where every other failure leads."""
     before = needs.incidents.get(incident_id)
     if before.state.terminal:
@@ -65,6 +66,7 @@ def tell(needs: Speaker, incident_id: str, seen: Any) -> StepResult:
     elif not before.touched and _observing(needs):
         closing = State.OBSERVED  # wherever it broke off: nothing was going to be done
     incident = amend(needs, incident_id, lambda i: replace(i, closing=closing, human_reason=reason))
+    _ask_no_more(needs, incident)
     try:
         if not needs.incidents.intend(incident.id, "notice", needs.clock.now()):
             told = needs.incidents.effect(incident.id, "notice")
@@ -77,6 +79,7 @@ def tell(needs: Speaker, incident_id: str, seen: Any) -> StepResult:
             reason,
             closing,
             issued=effect is not None and not effect.result.startswith(REFUSED),
+            console=console_url(execution),
         )
         story = send_to_all(needs.mail, subject, body)
         needs.incidents.conclude(incident.id, "notice", story, needs.clock.now())
@@ -85,6 +88,15 @@ def tell(needs: Speaker, incident_id: str, seen: Any) -> StepResult:
         needs.incidents.audit(incident.id, "notice", story, needs.clock.now())
         raise
     return StepResult("told", f"{reason}; {story}")
+
+
+def _ask_no_more(needs: Speaker, incident: Incident) -> None:
+    """A question that was still open: its links say so from now on. That it fails keeps no notice back."""
+    try:
+        if incident.approval_id is not None:
+            needs.approvals.end(incident.approval_id, ApprovalState.CLOSED)
+    except PipelineError as e:
+        needs.incidents.audit(incident.id, "question", f"could not be closed: {e}", needs.clock.now())
 
 
 def _observing(needs: Speaker) -> bool:
@@ -99,11 +111,24 @@ def answered(needs: Speaker, incident_id: str) -> StepResult:
     """The callback came. The row decides, so a stolen task token alone does nothing."""
     incident = needs.incidents.get(incident_id)
     approval = needs.approvals.get(incident.approval_id) if incident.approval_id else None
+    _require_same_node(approval)
     if approval is None or not approval.decided:
         return StepResult(
             "human", "the wait was ended without a recorded answer: nothing is done on its word"
         )
     return _decided(needs, incident, approval, "a human answered")
+
+
+def _require_same_node(approval: Approval | None) -> None:
+    """The reconciler closes a question whose node has become another one while it was asked.
+
+    Raises:
+        WorldChangedError: it did.
+    """
+    if approval is not None and approval.state is ApprovalState.CLOSED:
+        raise WorldChangedError(
+            f"{approval.instance_id} has gone or was launched again while it was asked: nothing was done"
+        )
 
 
 def timed_out(needs: Speaker, incident_id: str) -> StepResult:
@@ -121,6 +146,7 @@ def timed_out(needs: Speaker, incident_id: str) -> StepResult:
             return StepResult("reminded", story, patience_seconds=ceil(left.total_seconds()))
         ended = needs.approvals.end(approval_id, ApprovalState.EXPIRED)
         approval = needs.approvals.get(approval_id)
+        _require_same_node(approval)
         if ended and approval is not None:
             return _escalate(needs, incident, approval)
         if approval is not None and approval.decided:

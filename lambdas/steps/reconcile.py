@@ -1,9 +1,9 @@
 """The dead-man's look, every five minutes: is anything stuck, silent, lost, or left behind?
 
 In: a schedule, or events of HyperPod and CloudWatch from the default bus. Out: numbers for alarms; decisions
-that were recorded and not delivered are delivered, incidents whose execution has ended are ended and mailed,
-the mode row that agents read is kept current. It reports cordons and jobs and never acts on them; nothing is
-ever replaced or released here.
+that were recorded and not delivered are delivered, questions about a node that is another one now are closed,
+incidents whose execution has ended are ended and mailed, the mode row that agents read is kept current. It
+reports cordons and jobs and never acts on them; nothing is ever replaced or released here.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from .. import deciding
-from ..domain.approval import ApprovalState
 from ..domain.errors import PermanentError, PipelineError
 from ..domain.incident import State
 from ..domain.times import moment
@@ -33,7 +31,7 @@ from ..ports import (
     Quarantine,
 )
 from ..settings import ReconcileSettings
-from . import abandoned
+from . import abandoned, questions
 from .effects import CORDONED_BY
 from .mode_row import tell_mode
 from .register import JOB_UID_LABEL
@@ -123,20 +121,12 @@ def _incident(needs: Needs, incident_id: str, now: datetime, counts: dict[str, f
         abandoned.end(needs, incident)
         counts["incidents_abandoned"] += 1
         return
-    if incident.state is State.AWAITING_APPROVAL and incident.approval_id:
-        counts["decisions_delivered"] += _deliver(needs, incident.approval_id)
+    if incident.state is State.AWAITING_APPROVAL:
+        counts["decisions_delivered"] += questions.look_after(needs, incident)
     quiet = now - moment(incident.updated_at or incident.opened_at)
     waits = timedelta(seconds=needs.settings.approval_timeout_seconds)
     longest = LONGEST.get(incident.state, waits if incident.state is State.AWAITING_APPROVAL else timedelta())
     counts["incidents_without_progress"] += quiet > longest + SLACK
-
-
-def _deliver(needs: Needs, approval_id: str) -> int:
-    """A decision that was recorded, and of which the waiting execution does not know."""
-    approval = needs.approvals.get(approval_id)
-    if approval is None or approval.state is not ApprovalState.DECIDED:
-        return 0
-    return int(deciding.deliver(needs, approval) is deciding.Ended.DELIVERED)
 
 
 def _cordons(needs: Needs) -> dict[str, float]:

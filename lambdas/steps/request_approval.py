@@ -1,7 +1,8 @@
 """Ask a human: one mail with one link for each approver, and the execution waits on a task token.
 
 In: {"task_token"} to ask, {"answered": true} and {"timed_out": true} to read what became of it, {"notice":
-"human"} to tell. Out: an approval row with the newest token, a row for each link (hash of its secret), mails.
+"human"} to tell; {"execution"}, its ARN, for a link to the console. Out: an approval row with the newest
+token, a row for each link (hash of its secret), mails.
 The page or the signed route decides; `replace` and `resume` re-read the row.
 """
 
@@ -38,16 +39,17 @@ class Needs:
 
 
 def run(needs: Needs, incident_id: str, event: dict[str, Any]) -> StepResult:
+    execution = str(event.get("execution", ""))  # the definition before named none
     if event.get("timed_out"):
         return notices.timed_out(needs, incident_id)
     if event.get("answered"):
         return notices.answered(needs, incident_id)
     if "notice" in event:
-        return notices.tell(needs, incident_id, event.get("seen"))
-    return _ask(needs, incident_id, str(event["task_token"]))
+        return notices.tell(needs, incident_id, event.get("seen"), execution)
+    return _ask(needs, incident_id, str(event["task_token"]), execution)
 
 
-def _ask(needs: Needs, incident_id: str, task_token: str) -> StepResult:
+def _ask(needs: Needs, incident_id: str, task_token: str, execution: str) -> StepResult:
     """Create the approval, or give the standing one the newest token; mail whoever has no link yet.
 
     Raises:
@@ -64,7 +66,10 @@ def _ask(needs: Needs, incident_id: str, task_token: str) -> StepResult:
     asked = before.to(State.AWAITING_APPROVAL)
     if asked.approval_id is None:  # decided by the version before, which numbered no questions
         asked = replace(asked, asks=asked.asks + 1, approval_id=f"{asked.id}-{asked.asks + 1}")
-    approval = standing or _approval(needs, asked, alarm)
+    if standing is None:
+        for number in range(1, asked.asks):  # their links say from now on that a newer question stands
+            needs.approvals.end(f"{asked.id}-{number}", ApprovalState.SUPERSEDED)
+    approval = standing or replace(_approval(needs, asked, alarm), execution=execution)
     needs.approvals.create(approval, task_token)
     incident = record(needs, before, asked, f"asked for {approval.action.value}")
     if standing is not None and standing.state is not ApprovalState.PENDING:

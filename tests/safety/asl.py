@@ -21,7 +21,7 @@ ANSWER = frozenset(
 )
 CAUGHT = frozenset({"Error", "Cause"})
 NOTHING: frozenset[str] = frozenset()
-CONTEXT = frozenset({"$$.Execution.Input.incident_id", "$$.Task.Token"})
+CONTEXT = frozenset({"$$.Execution.Id", "$$.Execution.Input.incident_id", "$$.Task.Token"})
 NEVER_AGAIN = "ReplaceFunction"
 HUMAN = frozenset({"tell_human", "tell_left_open", "left_open", "resume"})  # where what is not known may lead
 MAX_ATTEMPTS = 5

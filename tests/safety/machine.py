@@ -199,6 +199,8 @@ def _read(path: str, execution: Execution, token: str | None) -> Any:
         return execution.data
     if path == "$$.Execution.Input.incident_id":
         return execution.incident_id
+    if path == "$$.Execution.Id":
+        return f"arn:aws:states:us-east-1:123456789012:execution:IncidentWorkflow:{execution.name}"
     if path == "$$.Task.Token" and token is not None:
         return token
     if path.startswith("$.") and isinstance(execution.data, dict) and path[2:] in execution.data:

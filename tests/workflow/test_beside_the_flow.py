@@ -15,7 +15,7 @@ from infra.eks_access import LABEL_REPLACERS
 from infra.synth import synthesize
 from lambdas.adapters.eks import HEALTH_LABEL, REPLACE_VALUE
 from tests.workflow.conftest import CONTEXT
-from tests.workflow.scenario import Scenario, until
+from tests.workflow.scenario import Scenario, fetch, until
 from training_agent.contract import MODE_SUBJECT
 
 CALLER = "arn:aws:sts::123456789012:assumed-role/Operators/alex"
@@ -107,6 +107,20 @@ def test_the_reconciler_ends_an_incident_whose_execution_was_stopped(
     assert scenario.row()["state"] == "HANDED_TO_HUMAN"
     assert scenario.cordoned(scenario.nodes[1])
     assert "its execution is ABORTED" in scenario.mail("needs a human").body
+
+
+def test_a_question_about_a_node_that_hyperpod_has_replaced_is_closed(
+    cloud: LocalCloud, scenario: Scenario
+) -> None:
+    scenario.raise_alarm(scenario.culprit())
+    link = scenario.link()
+    cloud.hyperpod.replace(scenario.instance(2))
+    until(lambda: scenario.nodes[1] not in cloud.kubernetes.nodes or None, "the node to go")
+    reconcile(cloud)
+    assert scenario.end() == "WORLD_CHANGED"
+    shown = fetch("GET", link)
+    assert shown.status == 410 and "Nothing is asked any more" in shown.text
+    assert scenario.replace_requests() == []
 
 
 def test_the_mode_that_agents_read_follows_the_reconciler(cloud: LocalCloud) -> None:

@@ -15,6 +15,7 @@ from training_agent.contract import Alarm, Check, Contest, Finding, FindingKind,
 SUSPECT = builder.INSTANCES[1]
 NODE = f"hyperpod-{SUSPECT}"
 RANK = 3
+EXECUTION = "arn:aws:states:us-east-1:123456789012:execution:IncidentWorkflow:3f1c9a0b7d2e4685-1"
 FINDINGS = {
     "C1": builder.culprit(RANK),
     "C2": builder.culprit(RANK, majority=False),
@@ -108,6 +109,7 @@ def approval_of(incident: Incident, evidence: str = "", **changes: Any) -> Appro
         ranks=incident.ranks,
         command=mails.check_of(incident),
         synthetic=incident.synthetic,
+        execution=EXECUTION,
     )
     return replace(approval, **changes)
 

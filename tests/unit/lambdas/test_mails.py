@@ -13,13 +13,14 @@ from typer.core import TyperGroup
 
 from lambdas.domain import mails, messages
 from lambdas.domain.approval import Answer, Approval, ApprovalState
+from lambdas.domain.console import console_url
 from lambdas.domain.decision_table import ROWS
 from lambdas.domain.drill import DRILL_INSTANCE, DRILL_NODE
 from lambdas.domain.incident import Action, CheckResult, DeepCheck, State
 from lambdas.domain.letter import COLUMNS
 from lambdas.domain.wording import SURE
 from lambdas.steps.notices import TOLD
-from tests.unit.lambdas.questions import approval_of, incident_of
+from tests.unit.lambdas.questions import EXECUTION, approval_of, incident_of
 from training_agent.cli.app import app
 
 URL = "https://abcde12345.execute-api.us-east-1.amazonaws.com"
@@ -52,7 +53,8 @@ def decided(answer: Answer, **changes: Any) -> mails.Mail:
 def notice(closing: State, row: str | None = "C1", *, issued: bool = False, **changes: Any) -> mails.Mail:
     incident = incident_of(row, closing=closing, **changes)
     reason = incident.human_reason or "the reason stands here"
-    return mails.notice_mail(incident, approval_of(incident).facts, reason, closing, issued=issued)
+    facts, console = approval_of(incident).facts, console_url(EXECUTION)
+    return mails.notice_mail(incident, facts, reason, closing, issued=issued, console=console)
 
 
 def expired(action: Action = Action.REPLACE, row: str = "C1", **changes: Any) -> mails.Mail:

@@ -11,13 +11,14 @@ import pytest
 from lambdas import ended
 from lambdas.deciding import Ended
 from lambdas.domain.approval import Answer, Approval, ApprovalState
+from lambdas.domain.console import console_url
 from lambdas.domain.drill import DRILL_NODE
 from lambdas.domain.incident import Action
 from lambdas.review import Mistake, mistake_in, review
 from training_agent.contract import Contest, Vote
 
 from .document import Document
-from .questions import NODE, PAST, alarm_of, approval_of, incident_of
+from .questions import EXECUTION, NODE, PAST, alarm_of, approval_of, incident_of
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -40,6 +41,7 @@ def held() -> Approval:
     return asked("R1", asking=Action.RELEASE, node=None)
 
 
+REL = "noopener noreferrer"
 PAGES = {
     "replace": lambda: review(asked()).body,
     "weights": lambda: review(asked("W1")).body,
@@ -56,6 +58,7 @@ PAGES = {
     "replaced": lambda: ended.over(answered(Answer.APPROVE), Ended.USED).body,
     "expired": lambda: ended.over(replace(asked(), state=ApprovalState.EXPIRED), Ended.OVER).body,
     "superseded": lambda: ended.over(replace(asked(), state=ApprovalState.SUPERSEDED), Ended.OVER).body,
+    "closed": lambda: ended.over(replace(asked(), state=ApprovalState.CLOSED), Ended.OVER).body,
     "nobody-waits": lambda: ended.over(answered(Answer.KEEP), Ended.NOBODY_WAITS).body,
     "not-delivered": lambda: ended.over(answered(Answer.KEEP), Ended.NOT_DELIVERED).body,
 }
@@ -82,7 +85,8 @@ def test_every_page_is_well_formed_without_script_style_attributes_or_anything_f
     for tag, attributes in page.tags:
         assert tag not in ("script", "img", "iframe", "link", "object")
         assert not [k for k in attributes if k == "style" or k.startswith("on") or k == "src"]
-        assert attributes.get("href", "#").startswith("#")
+        target = attributes.get("href", "#")
+        assert target.startswith("#") or (target, attributes["rel"]) == (console_url(EXECUTION), REL)
     assert "width=device-width" in body
 
 

@@ -22,6 +22,8 @@ from lambdas.ports import Delivery, HistoryEntry, Registered
 from tests.events import builder
 from training_agent.contract import Check, Mode, encode
 
+from .fake_stores import FakeApprovals
+
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 INSTANCE = builder.INSTANCES[1]
 
@@ -194,7 +196,8 @@ def test_a_link_leads_to_its_approval_and_is_none_itself(tables: None) -> None:
 def test_an_approval_of_the_version_before_is_read_and_its_link_still_leads_to_it(tables: None) -> None:
     """It stood under the hash of its one secret and said "mailed" as a flag, also inside the document."""
     old = json.loads(encode(replace(an_approval(), approval_id="c" * 64)))
-    for new in ("mailed", "job_uid", "row", "alarm", "ranks", "history", "telemetry", "command", "synthetic"):
+    since = "mailed job_uid row alarm ranks history telemetry command synthetic execution"
+    for new in since.split():
         del old[new]
     item = {
         "approval_id": "c" * 64, "incident_id": "incident", "document": json.dumps({**old, "mailed": True}),
@@ -214,6 +217,21 @@ def test_an_expired_approval_cannot_be_decided(tables: None) -> None:
     store.create(an_approval(), "token")
     assert store.end("id", ApprovalState.EXPIRED)
     assert not store.decide("id", Answer.APPROVE, "late", "holder", NOW)
+
+
+def test_a_question_is_superseded_whatever_was_answered_and_closed_only_while_it_is_open(
+    tables: None,
+) -> None:
+    for store in (ApprovalTable("approvals"), FakeApprovals()):
+        store.create(an_approval(), "token")
+        assert store.end("id", ApprovalState.CLOSED)
+        assert not store.end("id", ApprovalState.EXPIRED) and not store.end("none", ApprovalState.CLOSED)
+        store.create(replace(an_approval(), approval_id="id-2"), "token")
+        assert store.decide("id-2", Answer.APPROVE, "seen", "holder", NOW)
+        assert not store.end("id-2", ApprovalState.CLOSED)
+        assert store.end("id-2", ApprovalState.SUPERSEDED) and not store.end("none", ApprovalState.SUPERSEDED)
+        found = store.get("id-2")
+        assert found is not None and not found.decided and found.answer is Answer.APPROVE
 
 
 def test_a_verified_registration_is_not_replaced(tables: None) -> None:
