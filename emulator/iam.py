@@ -18,11 +18,13 @@ from .names import arn, cluster_id_of
 Statement = Mapping[str, Any]
 Values = tuple[str, ...]
 PREFIXES = {"monitoring": "cloudwatch"}  # signing name -> prefix of IAM actions, where they differ
+ACTIONS = {"lambda:Invoke": "lambda:InvokeFunction"}  # operation -> action, where they differ
 WHOLE_ACCOUNT = {  # operations without a resource level
     "cloudwatch:PutMetricData", "cloudwatch:GetMetricData", "states:SendTaskSuccess",
 }  # fmt: skip
 RESOURCE: dict[str, tuple[str, Callable[[str], str]]] = {  # service -> (parameter, its ARN)
     "dynamodb": ("TableName", lambda name: arn("dynamodb", f"table/{name}")),
+    "lambda": ("FunctionName", lambda name: arn("lambda", f"function:{name}")),
     "eks": ("name", lambda name: arn("eks", f"cluster/{name}")),
     "sagemaker": ("ClusterName", lambda name: arn("sagemaker", f"cluster/{cluster_id_of(name)}")),
     "sns": ("TopicArn", str),
@@ -53,7 +55,7 @@ class Request:
 def requests_of(signing_name: str, operation: str, parameters: Mapping[str, Any]) -> Iterator[Request]:
     """What a call asks IAM for: as a rule one request; one for each entry of a batch."""
     service = PREFIXES.get(signing_name, signing_name)
-    action = f"{service}:{operation}"
+    action = ACTIONS.get(f"{service}:{operation}", f"{service}:{operation}")
     if operation == "TransactWriteItems":
         for entry in parameters["TransactItems"]:
             (kind, inner), *_ = entry.items()

@@ -32,6 +32,7 @@ SIGNED = (
     ("/incidents", GET),
     ("/incidents/{incident_id}", GET),
     ("/incidents/{incident_id}/decision", POST),
+    ("/incidents/{incident_id}/release", POST),
     ("/breaker", POST),
 )
 

@@ -23,7 +23,7 @@ from .config import Architecture, Deployment
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "lambdas" / "requirements.txt"
 SERVICES = frozenset(
-    {"cloudwatch", "dynamodb", "eks", "events", "sagemaker", "sns", "stepfunctions", "sts"}
+    {"cloudwatch", "dynamodb", "eks", "events", "lambda", "sagemaker", "sns", "stepfunctions", "sts"}
 )  # in botocore/data
 # RECORD holds the checksums of scripts in bin, and those the path of this machine's Python.
 JUNK = ("**/__pycache__", "**/*.pyi", "bin", "**/tests", "*.dist-info/RECORD", "*.dist-info/direct_url.json")

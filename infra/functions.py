@@ -50,7 +50,7 @@ FUNCTIONS: Mapping[str, Shape] = {
     "replace_by_label": Shape("sets the label that makes HyperPod replace one approved node", timeout_s=120),
     "reconcile": Shape("judges heartbeats, stuck incidents, undelivered decisions, lost cordons"),
     "drill": Shape("starts a synthetic incident that walks the whole path"),
-    "approval_api": Shape("decisions by signed requests; the caller is recorded", timeout_s=20),
+    "approval_api": Shape("decisions by signed requests; the caller is recorded", timeout_s=29),
     "approval_show": Shape("GET of the review page; changes nothing", timeout_s=10),
     "approval_decide": Shape("POST of the review page; one decision", timeout_s=20),
 }

@@ -196,6 +196,7 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
         _rows("GetItem", "Query", of=(Place.INCIDENTS,)),
         BREAKER,
         ANSWER,
+        Allow("lambda", ("InvokeFunction",), at=(Place.RESUME,)),  # releases, and judges whether it may
     ),
     "reconcile": (
         _receive(Place.CLUSTER_EVENT_QUEUE),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 import aws_cdk as cdk
+from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_stepfunctions as sfn
 
 from .approvals import Approvals
@@ -34,6 +35,7 @@ class Place(str, Enum):
     TOPIC = "ApprovalTopic"
     WORKFLOW = "IncidentWorkflow"
     EXECUTIONS = "executions of IncidentWorkflow"
+    RESUME = "ResumeFunction"
     ALARM_QUEUE = "AlarmQueue"
     REGISTRATION_QUEUE = "RegistrationQueue"
     CLUSTER_EVENT_QUEUE = "ClusterEventQueue"
@@ -49,8 +51,8 @@ class Places:
     arns: Mapping[Place, str]
     variables: Mapping[str, str]
 
-    def with_workflow(self, machine: sfn.StateMachine) -> Places:
-        """The same places once the state machine is known."""
+    def with_workflow(self, machine: sfn.StateMachine, resume: lambda_.Function) -> Places:
+        """The same places once the state machine and the function that releases are known."""
         arn = machine.state_machine_arn
         executions = cdk.Stack.of(machine).format_arn(
             service="states",
@@ -60,8 +62,17 @@ class Places:
         )
         return replace(
             self,
-            arns={**self.arns, Place.WORKFLOW: arn, Place.EXECUTIONS: executions},
-            variables={**self.variables, "STATE_MACHINE_ARN": arn},
+            arns={
+                **self.arns,
+                Place.WORKFLOW: arn,
+                Place.EXECUTIONS: executions,
+                Place.RESUME: resume.function_arn,
+            },
+            variables={
+                **self.variables,
+                "STATE_MACHINE_ARN": arn,
+                "RESUME_FUNCTION": resume.function_name,
+            },
         )
 
 

@@ -48,7 +48,7 @@ class TrainingSdcStack(cdk.Stack):
         workflow = IncidentWorkflow(self, config, functions)
 
         # How events and humans get in.
-        known = known.with_workflow(workflow.machine)
+        known = known.with_workflow(workflow.machine, functions["resume"])
         entrances = {
             name: factory.make(name, known) for name in deployed(config) if name not in steps(config).values()
         }

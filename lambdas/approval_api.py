@@ -1,8 +1,9 @@
 """The signed route: the same decisions as the page, by a caller whom IAM knows and whose ARN is recorded.
 
 In: an HTTP API event behind the AWS_IAM authorizer, JSON bodies. Out: JSON. GET lists and shows, POST decides
-an approval or closes the breaker, both with a reason. Without a caller in the event nothing is answered. A
-decision names its question and what it asks for: an incident asks again, and a yes is to one question only.
+an approval, closes the breaker, or has an ended incident's node and job released, each with a reason.
+Without a caller in the event nothing is answered. A decision names its question and what it asks for: an
+incident asks again, and a yes is to one question only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .domain.approval import Answer, Approval
 from .domain.errors import PermanentError, PipelineError
 from .domain.incident import Incident
 from .observability import logger
-from .ports import Approvals, Callback, Clock, Controls, Incidents
+from .ports import Approvals, Callback, Clock, Controls, Incidents, Releaser
 from .settings import ApprovalApiSettings
 
 Event = dict[str, Any]
@@ -42,6 +43,7 @@ class Needs:
     approvals: Approvals
     controls: Controls
     callback: Callback
+    releaser: Releaser
     clock: Clock
 
 
@@ -72,6 +74,8 @@ def _route(needs: Needs, event: Event, caller: str) -> Event:
         return _answer(200, incident=_summary(incident), approval=_shown(_approval(needs, incident)))
     if route == "POST /incidents/{incident_id}/decision":
         return _decide(needs, needs.incidents.get(incident_id), _body(event), caller)
+    if route == "POST /incidents/{incident_id}/release":
+        return _release(needs, needs.incidents.get(incident_id), _body(event), caller)
     if route == "POST /breaker":
         return _close_breaker(needs, _body(event), caller)
     return _answer(404, error="there is no such route")
@@ -94,6 +98,23 @@ def _decide(needs: Needs, incident: Incident, body: dict[str, Any], caller: str)
         reason = messages.one_line(body["reason"], MAX_REASON)
         ended = deciding.decide(needs, approval, Answer(body["decision"]), reason, caller)
     return _answer(STATUS[ended], result=ended.value, approval=_shown(_approval(needs, incident)))
+
+
+def _release(needs: Needs, incident: Incident, body: dict[str, Any], caller: str) -> Event:
+    """By the function that may uncordon; whether it may now is judged there, and the caller recorded."""
+    reason = _reason(body)
+    if not reason:
+        return _answer(400, error="give a reason; it is kept with the incident")
+    released, story = needs.releaser.release(incident.id, caller, reason)
+    if not released:
+        return _answer(409, error=story)
+    logger.info("released", extra={"incident_id": incident.id, "by": caller})
+    return _answer(200, result="released", story=story)
+
+
+def _reason(body: dict[str, Any]) -> str:
+    given = body.get("reason")
+    return messages.one_line(given, MAX_REASON) if isinstance(given, str) else ""
 
 
 def _close_breaker(needs: Needs, body: dict[str, Any], caller: str) -> Event:

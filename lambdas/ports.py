@@ -286,6 +286,12 @@ class Callback(Protocol):
         ...
 
 
+class Releaser(Protocol):
+    def release(self, incident_id: str, by: str, reason: str) -> tuple[bool, str]:
+        """Let go what an ended incident left contained; (whether, one sentence). Once more is harmless."""
+        ...
+
+
 class Bus(Protocol):
     def state_changed(self, detail: dict[str, object]) -> None: ...
     def alarm(self, detail: str) -> None:

@@ -145,6 +145,7 @@ class ApprovalApiSettings(Settings):
     incident_table: str
     approval_table: str
     control_table: str
+    resume_function: str  # the one that may release
 
 
 class ReconcileSettings(_Modal):

@@ -90,6 +90,12 @@ def _callback(s: Any) -> Any:
     return TaskCallback()
 
 
+def _releaser(s: Any) -> Any:
+    from .adapters.release import ResumeFunction
+
+    return ResumeFunction(s.resume_function)
+
+
 def _bus(s: Any) -> Any:
     from .adapters.eventbus import EventBus
 
@@ -130,6 +136,7 @@ FACTORIES: dict[str, Callable[[Any], Any]] = {
     "mail": _mail,
     "workflow": _workflow,
     "callback": _callback,
+    "releaser": _releaser,
     "executions": _executions,
     "numbers": _numbers,
     "bus": _bus,

@@ -19,6 +19,7 @@ from .times import moment
 from .wording import SURE, Wording, wording
 
 Mail = tuple[str, str]
+BY_HAND = "docs/operate.md, To put a node back by hand"
 DRILL = "FIRE DRILL: no node is accused and none can be replaced."
 
 
@@ -53,7 +54,8 @@ NOTICES = {
     State.NO_APPROVER: Notice(
         "nobody could be asked",
         "A question had to be asked, and no approver's e-mail subscription was confirmed.",
-        "Confirm a subscription (docs/operate.md, Approvers), then decide on this node by hand.",
+        "Confirm a subscription (docs/operate.md, Approvers), then decide on this node by hand "
+        "(To put a node back by hand).",
     ),
     State.HUMAN_OVERRIDE: Notice(
         "a person acted first",
@@ -80,7 +82,7 @@ NOTICES = {
         "needs a human",
         "The pipeline stopped and needs you.",
         "Ask first whether it is hardware: does it follow the node when the job moves, or does it come again "
-        "on other nodes with the same seed? Then decide by hand: back to work, or replaced.",
+        f"on other nodes with the same seed? Then back to work, or replaced ({BY_HAND}).",
     ),
 }
 NO_NODE_BLAMED = Notice(
@@ -180,9 +182,9 @@ def notice_mail(
 def expired_mail(incident: Incident, approval: Approval) -> Mail:
     """Escalate silence."""
     words = wording(approval)
-    left, todo = "still cordoned", "Decide by hand: back to work, or replaced."
+    left, todo = "still cordoned", f"Decide by hand: back to work, or replaced ({BY_HAND})."
     if not approval.node:
-        left, todo = "still held", "Decide by hand: end the job, or let it go on."
+        left, todo = "still held", f"Decide by hand: end the job, or let it go on ({BY_HAND})."
     if approval.synthetic:
         left, todo = (
             "nobody answered",

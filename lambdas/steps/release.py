@@ -1,7 +1,7 @@
 """An operator lets go what an ended incident left contained: nobody answered, a human kept it, or had to act.
 
-Called by hand (`aws lambda invoke` of the resume function, docs/operate.md), never by the state machine. In:
-an ended incident, who, why. Out: its own cordons taken back, its quarantine rows released, an entry in its
+Called by the signed route (`approval_api`) or by hand (docs/operate.md), never by the state machine. In: an
+ended incident, who, why. Out: its own cordons taken back, its quarantine rows released, an entry in its
 audit trail; the terminal state keeps its name. What somebody else cordoned or holds is left as it is.
 """
 

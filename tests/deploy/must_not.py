@@ -84,7 +84,8 @@ ROWS: dict[str, tuple[Request, ...]] = {
     ),
     "ApprovalDecide": (REPLACE, CHECK, MAIL, EKS, table("PutItem", "ApprovalTable")),
     "ApprovalApi": (
-        REPLACE, CHECK, MAIL, EKS, table("PutItem", "IncidentTable"),
+        REPLACE, CHECK, MAIL, EKS, table("PutItem", "IncidentTable"), table("UpdateItem", "QuarantineTable"),
+        Request("lambda:InvokeFunction", arn("lambda", "function:ReplaceFunction")),
         table("UpdateItem", "ControlTable", LeadingKeys=("kill_switch",)),
         table("UpdateItem", "ControlTable"),
     ),

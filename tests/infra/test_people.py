@@ -20,7 +20,7 @@ def test_only_the_page_is_public(resources: Resources) -> None:
     assert public == {"GET /review/{secret}", "HEAD /review/{secret}", "POST /review/{secret}"}
     assert {r["RouteKey"] for r in routes} - public == {
         "GET /incidents", "GET /incidents/{incident_id}", "POST /incidents/{incident_id}/decision",
-        "POST /breaker",
+        "POST /incidents/{incident_id}/release", "POST /breaker",
     }  # fmt: skip
 
 
@@ -51,7 +51,13 @@ def test_people_who_sign_may_call_these_routes_and_nothing_else(resources: Resou
     (statement,) = resources["SignedApproverPolicy"]["Properties"]["PolicyDocument"]["Statement"]
     assert statement["Action"] == "execute-api:Invoke"
     reached = {json.dumps(arn).split("$default/")[1].rstrip('"]}') for arn in statement["Resource"]}
-    assert reached == {"GET/incidents", "GET/incidents/*", "POST/incidents/*/decision", "POST/breaker"}
+    assert reached == {
+        "GET/incidents",
+        "GET/incidents/*",
+        "POST/incidents/*/decision",
+        "POST/incidents/*/release",
+        "POST/breaker",
+    }
 
 
 def test_the_dashboard_shows_open_incidents_by_state(resources: Resources) -> None:

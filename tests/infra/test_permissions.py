@@ -34,6 +34,7 @@ ONLY = {  # an action that no other function may have
     "sagemaker:BatchReplaceClusterNodes": {"replace"},
     "sagemaker:StartClusterHealthCheck": {"confirm"},
     "states:StartExecution": {"ingest"},
+    "lambda:InvokeFunction": {"approval_api"},
     "states:SendTaskSuccess": {"approval_decide", "approval_api", "reconcile"},
 }
 VARIABLE_OF = {
@@ -45,6 +46,7 @@ VARIABLE_OF = {
     "EVENT_BUS_NAME": Place.BUS,
     "APPROVAL_TOPIC_ARN": Place.TOPIC,
     "STATE_MACHINE_ARN": Place.WORKFLOW,
+    "RESUME_FUNCTION": Place.RESUME,
 }
 
 

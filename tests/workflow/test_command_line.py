@@ -106,7 +106,9 @@ def test_nothing_is_decided_for_another_node_or_twice(sdc: Sdc, asked: Scenario)
     assert asked.replace_requests() == []
 
 
-def test_deciding_needs_the_api_alone(sdc: Sdc, asked: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deciding_and_releasing_need_the_api_alone(
+    sdc: Sdc, asked: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SDC_OUTPUTS")
     incident, api = asked.incident_id(), asked.cloud.review_url
     mine = named(incident, asked.nodes[1])
@@ -115,6 +117,12 @@ def test_deciding_needs_the_api_alone(sdc: Sdc, asked: Scenario, monkeypatch: py
     assert "stays cordoned" in out
     assert asked.end() == "REJECTED_KEPT"
     assert "cannot be told" in sdc("show", incident, "--api", api)[1]
+
+    code, out, err = sdc("release", incident, "--api", api, "--reason", "DCGM level 4 passed")
+    assert code == 0, err
+    assert "was uncordoned" in out and not asked.cordoned(asked.nodes[1])
+    code, _, err = sdc("release", "0" * 16, "--api", api, "--reason", "x")
+    assert code == Exit.NOT_FOUND, err
 
 
 def test_whoever_signs_with_another_key_is_not_let_in(sdc: Sdc, monkeypatch: pytest.MonkeyPatch) -> None:

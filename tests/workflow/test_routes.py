@@ -36,6 +36,7 @@ ROUTES: dict[str, dict[str, int]] = {
     "/incidents": {"GET": 403},
     "/incidents/inc-1": {"GET": 403},
     "/incidents/inc-1/decision": {"POST": 403},
+    "/incidents/inc-1/release": {"POST": 403},
     "/breaker": {"POST": 403},
     "/": {},
     "/favicon.ico": {},
@@ -82,6 +83,7 @@ SIGNED_ANSWERS = {
     "/incidents": 200,
     "/incidents/inc-1": 404,
     "/incidents/inc-1/decision": 400,
+    "/incidents/inc-1/release": 404,
     "/breaker": 400,
 }
 
@@ -99,7 +101,9 @@ def test_a_signed_route_answers_whoever_signed(cloud: LocalCloud, path: str) -> 
     assert b"Traceback" not in body
 
 
-@pytest.mark.parametrize("path", ["/incidents/inc-1/decision", "/breaker", f"/review/{UNKNOWN}"])
+@pytest.mark.parametrize(
+    "path", ["/incidents/inc-1/decision", "/incidents/inc-1/release", "/breaker", f"/review/{UNKNOWN}"]
+)
 @pytest.mark.parametrize("size", [MAX_BODY + 1, MAX_BODY, 16 * 1024 + 1])
 def test_a_body_of_any_size_is_refused_and_breaks_nothing(cloud: LocalCloud, path: str, size: int) -> None:
     """Over API Gateway's limit the function is not called; below it, it reads no more than 16 KB."""

@@ -1,4 +1,4 @@
-"""Commands that change something: approve, reject, drill, clear. In: options. Out: text or JSON."""
+"""Commands that change something: approve, reject, release, drill, clear. In: options. Out: text or JSON."""
 
 from __future__ import annotations
 
@@ -81,6 +81,22 @@ def _compare(asked: Mapping[str, Any], instance: str, meant: Meant, remedy: str)
             f"you answer {meant.question}, for {meant.action}.",
             remedy,
         )
+
+
+def release(screen: Screen, pipeline: Pipeline, incident_id: str, reason: str) -> Exit:
+    """Put back to work what an ended incident left cordoned and held.
+
+    Raises:
+        NotFoundError: there is no such incident.
+        RefusedError: no reason, or the pipeline said no.
+    """
+    if not reason.strip():
+        raise RefusedError("A release needs a reason; it is kept.", 'Give --reason "..."')
+    pipeline.incident(incident_id)
+    got = pipeline.release(incident_id, reason)
+    screen.document({"incident_id": incident_id, **got})
+    screen.line(f"Released: {got.get('story')}.")
+    return Exit.DONE
 
 
 def drill(screen: Screen, pipeline: Pipeline, timeout_s: float) -> Exit:

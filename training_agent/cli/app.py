@@ -163,6 +163,20 @@ def reject(
 
 
 @app.command()
+def release(
+    incident: IncidentId,
+    reason: Reason,
+    json: Json = False,
+    region: Region = None,
+    stack: Stack = None,
+    outputs: Outputs = None,
+    api: Api = None,
+) -> None:
+    """Put back to work what an ended incident left cordoned and held, signed with your AWS identity."""
+    _run(json, lambda s: acting.release(s, _pipeline(region, stack, outputs, api), incident, reason))
+
+
+@app.command()
 def history(
     subject: Annotated[str, typer.Argument(metavar="NODE|GPU", help="hyperpod-i-..., i-... or GPU-...")],
     json: Json = False,

@@ -87,6 +87,20 @@ class Pipeline:
             )
         return _expect(got)
 
+    def release(self, incident_id: str, reason: str) -> Mapping[str, Any]:
+        """Let go what an ended incident left cordoned and held, as the caller.
+
+        Raises:
+            RefusedError: it has not ended, or the kill switch or the mode forbids it; nothing was changed.
+        """
+        got = self._aws.signed("POST", f"{self.api}/incidents/{incident_id}/release", {"reason": reason})
+        if got.status in (400, 404, 409):
+            raise RefusedError(
+                f"Not released: {got.body.get('error', 'not accepted')}. Nothing was changed.",
+                f"`sdc show {incident_id}` says where it stands.",
+            )
+        return _expect(got)
+
     def story(self, incident_id: str) -> tuple[Chapter, ...]:
         """The incident's execution, step by step.
 

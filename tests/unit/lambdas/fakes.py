@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from lambdas import wiring
+from lambdas import handlers, wiring
 from lambdas.domain.errors import CallbackGoneError, ConflictError
 from lambdas.domain.telemetry import Reading
 from lambdas.domain.times import stamp
@@ -186,6 +186,22 @@ class FakeCallback:
         self.answers.append((task_token, output))
 
 
+class FakeReleaser:
+    """The resume function, called as Lambda calls it; `error` stands for one that broke off."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def release(self, incident_id: str, by: str, reason: str) -> tuple[bool, str]:
+        from .drive import CONTEXT
+
+        if self.error is not None:
+            raise self.error
+        asked = {"incident_id": incident_id, "release": {"by": by, "reason": reason}}
+        answer = handlers.resume(asked, CONTEXT)
+        return answer["outcome"] == "released", str(answer["story"])
+
+
 class FakeExecutions:
     """Step Functions: what was started runs until somebody says otherwise."""
 
@@ -236,6 +252,7 @@ class World:
     mail: FakeMail = field(default_factory=FakeMail)
     workflow: FakeWorkflow = field(default_factory=FakeWorkflow)
     callback: FakeCallback = field(default_factory=FakeCallback)
+    releaser: FakeReleaser = field(default_factory=FakeReleaser)
     bus: FakeBus = field(default_factory=FakeBus)
     numbers: FakeNumbers = field(default_factory=FakeNumbers)
     clock: FakeClock = field(default_factory=FakeClock)

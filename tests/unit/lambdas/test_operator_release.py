@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from lambdas.domain.errors import UnavailableError
 from lambdas.domain.incident import Incident, State
 from lambdas.domain.policy import Control
 from tests.events import builder
 from training_agent.contract import Mode, gpu_subject, instance_subject
 
 from .drive import Driver
+from .test_signed_route import CALLER, call
 
 SUSPECT = builder.INSTANCES[1]
 NODE = f"hyperpod-{SUSPECT}"
@@ -94,3 +96,54 @@ def test_what_another_incident_holds_stays_held(driver: Driver, kept: Incident) 
     driver.world.quarantine.rows[instance_subject(SUSPECT)]["incident_id"] = "another"
     assert "held by another incident" in release(driver, kept)["story"]
     assert driver.world.quarantine.state(instance_subject(SUSPECT)) == "held"
+
+
+# by the signed route
+
+
+def asked_of_the_route(incident: Incident, reason: object = "memory replaced") -> tuple[int, dict[str, Any]]:
+    return call("POST /incidents/{incident_id}/release", incident.id, {"reason": reason})
+
+
+def test_a_signed_release_is_recorded_with_the_callers_identity(driver: Driver, kept: Incident) -> None:
+    status, answer = asked_of_the_route(kept)
+    assert (status, answer["result"]) == (200, "released") and NODE in answer["story"]
+    assert not driver.world.kubernetes.nodes[NODE].unschedulable and states(driver) == {"released"}
+    said = (kept.id, "released by an operator", f"{CALLER}: memory replaced")
+    assert said in driver.world.incidents.trail
+
+
+@pytest.mark.parametrize("reason", ["", " ", None, ["x"], 7])
+def test_a_signed_release_needs_a_reason(driver: Driver, kept: Incident, reason: object) -> None:
+    assert asked_of_the_route(kept, reason)[0] == 400
+    assert driver.world.kubernetes.nodes[NODE].unschedulable
+
+
+def test_a_body_cannot_say_who_releases(driver: Driver, kept: Incident) -> None:
+    body = {"reason": "looked at it", "by": "somebody else", "release": {"by": "x", "reason": "y"}}
+    assert call("POST /incidents/{incident_id}/release", kept.id, body)[0] == 200
+    (said,) = [r for _, what, r in driver.world.incidents.trail if what == "released by an operator"]
+    assert said == f"{CALLER}: looked at it"
+
+
+def test_a_signed_release_without_a_caller_of_an_open_incident_or_under_the_kill_switch_does_nothing(
+    driver: Driver, kept: Incident
+) -> None:
+    body = {"reason": "looked at it"}
+    assert call("POST /incidents/{incident_id}/release", kept.id, body, caller=None)[0] == 403
+    assert call("POST /incidents/{incident_id}/release", "0" * 16, body)[0] == 404
+    rows = driver.world.incidents.rows
+    rows[kept.id] = replace(rows[kept.id], state=State.AWAITING_APPROVAL)
+    assert asked_of_the_route(kept)[0] == 409
+    rows[kept.id] = replace(rows[kept.id], state=State.REJECTED_KEPT)
+    driver.world.controls.control = Control(None, kill_switch=True)
+    status, answer = asked_of_the_route(kept)
+    assert status == 409 and "kill switch" in answer["error"]
+    assert driver.world.kubernetes.nodes[NODE].unschedulable and states(driver) == {"held"}
+
+
+def test_a_release_that_broke_off_can_be_asked_for_again(driver: Driver, kept: Incident) -> None:
+    driver.world.releaser.error = UnavailableError("the release broke off")
+    assert asked_of_the_route(kept)[0] == 503
+    driver.world.releaser.error = None
+    assert asked_of_the_route(kept)[0] == 200
