@@ -82,7 +82,7 @@ def test_a_route_answers_its_methods_and_no_other(cloud: LocalCloud, path: str) 
 SIGNED_ANSWERS = {
     "/incidents": 200,
     "/incidents/inc-1": 404,
-    "/incidents/inc-1/decision": 400,
+    "/incidents/inc-1/decision": 404,
     "/incidents/inc-1/release": 404,
     "/breaker": 400,
 }
