@@ -59,7 +59,6 @@ class SdcCallback(_transformers.TrainerCallback):  # type: ignore[misc,name-defi
         self._trainer = trainer
         self._schedule = schedule
         self._checkpoints = SealedCheckpoints(Path(trainer.args.output_dir))
-        self._chosen: Path | None = None
         self._library_saves = trainer._save_checkpoint
         trainer._save_checkpoint = self._save
 
@@ -75,15 +74,13 @@ class SdcCallback(_transformers.TrainerCallback):  # type: ignore[misc,name-defi
         ------
         CheckpointError: damaged, or only doubtful ones are left.
         """
-        self._chosen = self._checkpoints.resume()
-        return None if self._chosen is None else str(self._chosen)
+        newest = self._checkpoints.resume()
+        return None if newest is None else str(newest)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Model, optimizer and checkpoint are ready, nothing is computed yet: attach."""
-        resumed = None
-        if state.global_step:
-            by_name = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            resumed = (self._chosen or by_name, state.global_step)
+        step = state.global_step
+        resumed = (self._path(step), step) if step else None
         saves = state.save_steps if str(getattr(args.save_strategy, "value", "")) == "steps" else None
         self._guarding.begin(
             self._trainer.model_wrapped,
@@ -100,5 +97,9 @@ class SdcCallback(_transformers.TrainerCallback):  # type: ignore[misc,name-defi
 
     def _save(self, *args: Any, **kwargs: Any) -> None:
         """In place of the Trainer's own method, which every way to a checkpoint goes through."""
-        path = self._checkpoints.folder / f"checkpoint-{self._trainer.state.global_step}"
+        path = self._path(self._trainer.state.global_step)
         self._guarding.save(self._checkpoints, path, lambda: self._library_saves(*args, **kwargs))
+
+    def _path(self, step: int) -> Path:
+        """Where the Trainer saves, and what it has loaded when its own count of steps is `step`."""
+        return self._checkpoints.folder / f"checkpoint-{step}"
