@@ -29,6 +29,7 @@ PER_JOB = (
     ("Alarms: replay mismatches", Metric.REPLAY_MISMATCH, "Maximum"),
     ("Alarms: divergent tensors", Metric.DIVERGENT_TENSORS, "Maximum"),
     ("Audits done", Metric.AUDITS_DONE, "Sum"),
+    ("Audits skipped (or replays off)", Metric.AUDITS_SKIPPED, "Sum"),
     ("Steps since the last passed audit", Metric.LAST_PASS_AGE_STEPS, "Maximum"),
     ("Heartbeats", Metric.HEARTBEAT, "Sum"),
     ("Messages that the agent dropped", Metric.DROPPED_MESSAGES, "Sum"),

@@ -1,7 +1,7 @@
 """From what a check saw to the one `Alarm` that is equal on all ranks, and to the sentence for people.
 
-Comes in: a `Sighting`. Goes out: the alarm (time and resume point are rank 0's) and the text of `SdcAlarm`.
-Next: the guard hands it to the reporter and raises.
+Comes in: a `Sighting`. Goes out: the alarm (time, resume point and sizes are rank 0's) and the text of
+`SdcAlarm`. Next: the guard hands it to the reporter and raises.
 """
 
 from __future__ import annotations
@@ -96,14 +96,16 @@ def build(
     checkpoints: Checkpoints | None,
     notes: tuple[str, ...] = (),
 ) -> Alarm:
-    """Write the alarm; a collective, because time and resume point come from rank 0."""
+    """Write the alarm; a collective: time, resume point and sizes, which may differ by rank, are rank 0's."""
     window = suspect_window(sighting, passes)
-    mine = (utc_now(), _resume_point(checkpoints, window[0])) if comm.rank == 0 else None
+    tensors = sighting.tensors_compared or sighting.divergence.tensors_compared
+    nbytes = sighting.bytes_compared or sighting.divergence.bytes_compared
+    mine = (utc_now(), _resume_point(checkpoints, window[0]) if comm.rank == 0 else None, tensors, nbytes)
     try:
-        time, resume_from = comm.from_first(mine)
+        time, resume_from, tensors, nbytes = comm.from_first(mine)
     except PeerLostError as e:  # perhaps the faulty node itself; the alarm matters more than equal times
         log_line("warning", message=str(e))
-        time, resume_from = mine or (utc_now(), None)
+        time, resume_from, tensors, nbytes = mine
     names = sighting.divergence.tensors
     return Alarm(
         cluster=settings.cluster,
@@ -122,8 +124,8 @@ def build(
         contests=sighting.contests,
         divergent_tensors=names[:MAX_TENSOR_NAMES],
         divergent_count=len(names),
-        tensors_compared=sighting.tensors_compared or sighting.divergence.tensors_compared,
-        bytes_compared=sighting.bytes_compared or sighting.divergence.bytes_compared,
+        tensors_compared=tensors,
+        bytes_compared=nbytes,
         loss_audited=sighting.loss_audited,
         last_audit_pass=passes.audit,
         last_weight_check_pass=passes.weights,

@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ._alarm import Sighting, weights_findings
-from ._evidence import Evidence
+from ._compilers import Footing, chosen, eager_contests, eagerly, one_offs, only_compiled
+from ._evidence import Depth, Evidence
 from ._optimizer_state import layout_word, state_tensors
 from ._ring import ReplayFailedError, Ring, RingResult, contests
 from ._startup import Setup, environment_difference
 from ._watch import MicroBatch
 from .attribution import MAX_INVOLVED, Contested, ambiguous_at_start, attribute, contested_targets
 from .checks.weights import Divergence, find_divergent_ranks
-from .contract import Check, Finding, FindingKind, Verdict
+from .contract import Check, Finding, FindingKind, Pair, Verdict
 from .placement import partners, quorum
 from .policy import Naming
 from .schedule import Partner
@@ -43,6 +44,12 @@ class ReplayOff:
     reason: str
 
 
+_NOBODY_REPRODUCES = ReplayOff(
+    "no rank gets its own micro-batch's bits again when it is replayed, as happens when a compiler gives the "
+    "replay another graph than the step"
+)
+
+
 class Examiner:
     """The replica group's judge. Every method is called on all ranks alike."""
 
@@ -54,6 +61,7 @@ class Examiner:
         self._device = setup.device
         self._naming = setup.naming
         self._audits = 0
+        self._footing = Footing(setup.comm)
 
     def examine(
         self,
@@ -84,6 +92,8 @@ class Examiner:
             return self.unexamined(step, str(e), nonfinite)
         loss_audited = batch.loss_audited
         if not result.pairs and not nonfinite:
+            if not at_start:  # the preflight compares replays with replays, never with a step
+                self._footing.passed(batch.capture)
             return AuditPass(original.tensors, original.nbytes, loss_audited)
         sighting = Sighting(
             Check.NONFINITE if nonfinite else Check.REPLAY,
@@ -96,6 +106,10 @@ class Examiner:
             loss_audited=loss_audited,
         )
         return self._judge(sighting, result, at_start=at_start)
+
+    def only_finiteness(self, micro_batches: int) -> bool:
+        """Whether a non-finite step is judged by its set of non-finite gradients alone; a collective."""
+        return self._footing.compiled() or micro_batches > 1
 
     def unexamined(self, step: int, reason: str | None, nonfinite: tuple[int, ...]) -> Sighting | str:
         """Judge a step that cannot be replayed: a non-finite one still alarms, an audit is skipped."""
@@ -148,7 +162,7 @@ class Examiner:
         )
         return Sighting(Check.NONFINITE, step, (finding,), nonfinite_ranks=(rank,))
 
-    def _judge(self, sighting: Sighting, result: RingResult, *, at_start: bool) -> Sighting | ReplayOff:
+    def _judge(self, sighting: Sighting, result: RingResult, *, at_start: bool) -> Sighting | ReplayOff | str:
         if result.pairs:
             # Diverged weights make replays mismatch as well; then no computation was wrong.
             divergence = self.compare_weights()
@@ -163,23 +177,58 @@ class Examiner:
                     evidence=f"replays mismatch and the ranks' environments differ: {difference}",
                 )
                 return replace(sighting, findings=(finding,))
+            # Which gradients are not finite holds under any kernel, so under any graph as well.
+            if result.original.depth is not Depth.FINITENESS and self._footing.compiled():
+                return self._judge_compiled(sighting, result, at_start=at_start)
             if not sighting.nonfinite_ranks and self._nobody_reproduces(result):
-                return ReplayOff(
-                    "no rank gets its own micro-batch's bits again when it is replayed, as happens when a "
-                    "compiler gives the replay another graph than the step"
-                )
+                return _NOBODY_REPRODUCES
         targets = contested_targets(result.pairs)
         judged: list[Contested] = []
         if targets:
-            replayers = {p.target: p.replayer for p in result.pairs}
-            voters = {t: quorum(self._rank_map, t, replayers[t]) for t in targets}
-            judged = contests(targets, result.pairs, self._ring.arbitrate(targets, result, voters))
+            answers = self._ring.arbitrate(targets, result, self._voters(targets, result.pairs))
+            judged = contests(targets, result.pairs, answers)
         reproduced = {rank: _reproduced(rank, result, judged) for rank in sighting.nonfinite_ranks}
         found = attribute(
             self._rank_map, result.pairs, judged, nonfinite=sighting.nonfinite_ranks, reproduced=reproduced
         )
         findings = ambiguous_at_start(self._rank_map, found.findings) if at_start else found.findings
         return replace(sighting, findings=findings, contests=found.contests)
+
+    def _judge_compiled(
+        self, sighting: Sighting, result: RingResult, *, at_start: bool
+    ) -> Sighting | ReplayOff | str:
+        """Judge a mismatch that another graph of a compiler might explain: then nobody is named.
+
+        Everybody computes the contested micro-batches once more without the compiler. Who is outvoted there
+        is faulty. A fault that does not come back is believed only where no graph can have changed.
+        """
+        targets, pairs = chosen(result.pairs)
+        voters = self._voters(targets, pairs)
+        settled = not at_start and self._footing.settled(result.capture)
+        answers = self._ring.arbitrate(targets, result, voters, eagerly)
+        found = attribute(self._rank_map, pairs, eager_contests(pairs, answers, targets))
+        findings = found.findings
+        if settled:
+            compiled = contests(targets, pairs, self._ring.arbitrate(targets, result, voters))
+            again = attribute(self._rank_map, pairs, compiled)
+            if self._footing.settled(result.capture):  # the arbitration itself may have built a graph
+                findings += one_offs(again.findings, findings)
+                findings = findings or (only_compiled(self._rank_map, pairs),)
+                found = replace(found, contests=found.contests if found.findings else again.contests)
+        if findings:
+            findings = ambiguous_at_start(self._rank_map, findings) if at_start else findings
+            return replace(sighting, findings=findings, contests=found.contests)
+        if self._nobody_reproduces(result):
+            return _NOBODY_REPRODUCES
+        involved = sorted({r for p in pairs for r in (p.replayer, p.target)})
+        return (
+            f"replays among ranks {involved} differ where a compiler is at work, and agree without it: "
+            "ranks that saw other shapes hold other graphs (torch.compile(dynamic=False) or padding helps)"
+        )
+
+    def _voters(self, targets: Sequence[int], pairs: Sequence[Pair]) -> dict[int, tuple[int, ...]]:
+        replayers = {p.target: p.replayer for p in pairs}
+        return {t: quorum(self._rank_map, t, replayers[t]) for t in targets}
 
     def _nobody_reproduces(self, result: RingResult) -> bool:
         """Whether every comparison failed and every rank differs from itself as well; a collective."""

@@ -19,6 +19,7 @@ from ._examine import OVERFLOW_LIMIT, AuditPass
 from .digest import DIGEST_VERSION, digest
 from .errors import ConfigurationError
 from .log_line import log_line
+from .report import StepChecks
 
 MANIFEST_VERSION = 1
 
@@ -110,6 +111,12 @@ class Ledger:
             self.passes = replace(self.passes, optimizer_state=step)
             self.state_tensors_compared = state_tensors
         self.weight_checks_passed += 1
+
+    def checks(self, weight_checked: bool) -> StepChecks:
+        """What the reporter is told of the step that was just applied."""
+        passes = self.passes
+        audited = passes.audit == self.step
+        return StepChecks(audited, weight_checked, passes.audit, passes.weights, self.audits_skipped)
 
     @property
     def passed_at_this_step(self) -> list[str]:

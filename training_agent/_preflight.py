@@ -6,9 +6,7 @@ GPUs disagree. Never accuses a node for a kernel that is not reproducible. Next:
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ._comm import Comm
+from ._compilers import eagerly
 from ._evidence import Depth, Evidence
 from ._ring import COMPUTE_ERRORS
 from .determinism import deterministic
@@ -104,10 +103,14 @@ def _try(run: Run, parameters: int, depth: Depth, strict: bool) -> tuple[_Answer
 
 
 def first_unstable_operator(run: Callable[[], Any]) -> str | None:
-    """Run twice under a dispatch mode and name the first operator whose output digests differ."""
-    with _eagerly(), _Journal(digests=True) as first:
+    """Run twice under a dispatch mode and name the first operator whose output digests differ.
+
+    A compiler that meets a dispatch mode gives a function up for the rest of the process: the steps of the
+    training loop would no longer be compiled. So it is set to run eagerly here.
+    """
+    with eagerly(), _Journal(digests=True) as first:
         run()
-    with _eagerly(), _Journal(digests=True) as second:
+    with eagerly(), _Journal(digests=True) as second:
         run()
     for mine, again in zip(first.lines, second.lines, strict=False):
         if mine != again:
@@ -118,23 +121,11 @@ def first_unstable_operator(run: Callable[[], Any]) -> str | None:
 def _collectives(run: Run) -> tuple[str, ...]:
     """Communication operators that the micro-batch issues by itself."""
     try:
-        with _eagerly(), _Journal(digests=False) as journal:
+        with eagerly(), _Journal(digests=False) as journal:
             run(Depth.BITS)
     except COMPUTE_ERRORS:
         pass  # said already by the run before
     return tuple(dict.fromkeys(name for name, _ in journal.lines if name.startswith(_COLLECTIVES)))
-
-
-def _eagerly() -> AbstractContextManager[Any]:
-    """Compiled code runs as it was written inside the block.
-
-    A compiler that meets a dispatch mode gives a function up for the rest of the process: the steps of the
-    training loop would no longer be compiled.
-    """
-    if "torch._dynamo" not in sys.modules:
-        return nullcontext()
-    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
 
 
 class _Journal(TorchDispatchMode):  # type: ignore[no-untyped-call]

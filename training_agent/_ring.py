@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -104,9 +106,16 @@ class Ring:
         return RingResult(tuple(pairs), capture, original, target, replayed)
 
     def arbitrate(
-        self, contested: Sequence[int], result: RingResult, voters: Mapping[int, Collection[int]]
+        self,
+        contested: Sequence[int],
+        result: RingResult,
+        voters: Mapping[int, Collection[int]],
+        switched: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> list[Answer]:
-        """Give each contested micro-batch to its voters, target and replayer among them; collect answers."""
+        """Give each contested micro-batch to its voters, target and replayer among them; collect answers.
+
+        `switched` makes the context in which they compute.
+        """
         again: list[str | None] = []
         for target in contested:
             mine = (result.capture, result.original.depth)
@@ -114,7 +123,8 @@ class Ring:
             capture, depth = unpack(self._comm.broadcast(own, target), self._device)
             evidence = None
             if self._comm.rank in voters[target]:
-                evidence, _ = self._attempt(capture, target, Phase.ARBITRATION, depth)
+                with switched():
+                    evidence, _ = self._attempt(capture, target, Phase.ARBITRATION, depth)
             again.append(None if evidence is None else evidence.short())
         answer = Answer(result.original.short(), result.target, result.replayed.short(), tuple(again))
         answers: list[Answer] = self._comm.gather(answer)

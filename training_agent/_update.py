@@ -175,12 +175,13 @@ class Update:
     def _examine(self, record: StepRecord, nonfinite: tuple[int, ...]) -> Sighting | None:
         """Replay the step around the ring; None when it passed or could not be compared."""
         outcome: AuditPass | Sighting | ReplayOff | str
+        deep = record.audit and not (nonfinite and self.examiner.only_finiteness(record.micro_batches))
         with deterministic():
             if self.setup.replay_off is not None:
                 outcome = self.examiner.unexamined(record.step, self.setup.replay_off, nonfinite)
             elif record.obstacle is not None or record.batch is None:
                 outcome = self.examiner.examine(record.step, None, None, nonfinite, obstacle=record.obstacle)
-            elif record.audit and not (nonfinite and record.micro_batches > 1):
+            elif deep:
                 outcome = self.examiner.examine(record.step, record.batch, record.evidence(), nonfinite)
             else:
                 outcome = self.examiner.examine(record.step, *record.nonfinite(), nonfinite)
@@ -277,8 +278,7 @@ class Update:
             if self.ledger.step != step:  # it was skipped after all
                 return
             self.check_weights(state=self.setup.schedule.state_due(step))
-        passes = self.ledger.passes
-        checks = StepChecks(passes.audit == step, due, passes.audit, passes.weights)
+        checks = self.ledger.checks(due)
         if self.pending is not None:
             self.pending.checks = checks
         elif self.setup.reporter is not None:

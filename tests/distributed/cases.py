@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -47,8 +47,9 @@ class Case:
     schedule: Schedule = field(default_factory=lambda: Schedule(2, 2, None))
     options: dict[str, Any] = field(default_factory=dict)  # of attach
     compiled: str = ""  # "inside" or "around" DDP
-    backend: str = "aot_eager"  # of torch.compile
+    backend: Any = "aot_eager"  # of torch.compile
     hidden: bool = False  # attach() gets DDP, the loop calls what was compiled around it
+    compiling: tuple[int, ...] = (0, 1, 2, 3)  # ranks that go through torch.compile
     steps: int = 7
     scaler: float = 0  # initial scale of a GradScaler; 0: none
 
@@ -170,8 +171,20 @@ COMPILED: dict[str, Case] = {
     ),
     "decomposed around, users' hooks": Case(compiled="around", backend=_DECOMPOSED, prepare=_user_hooks),
 }
+
+
+def by_shape(graph: Any, inputs: Any) -> Any:
+    """A compiler whose dynamic graphs have other bits than its static ones, as inductor's may."""
+    dynamic = any(isinstance(value, torch.SymInt) for value in inputs)
+    compile_with = torch._dynamo.lookup_backend(_DECOMPOSED if dynamic else "aot_eager")
+    return compile_with(graph, inputs)  # type: ignore[arg-type]
+
+
+# Graphs that some ranks have and others have not: replays differ, and every GPU is healthy.
+RAGGED = Case(compiled="around", backend=by_shape, step=loops.ragged)
 # Nobody can know that the loop calls something compiled: no replay gives the bits of its step.
 HIDDEN = Case(compiled="around", backend=_DECOMPOSED, hidden=True, loss=None)
+HIDDEN_ON_ONE = replace(HIDDEN, compiling=(2,))
 INDUCTOR: dict[str, Case] = {  # needs a C++ compiler
     "inductor inside": Case(compiled="inside", backend="inductor"),
     "inductor around": Case(compiled="around", backend="inductor"),

@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,8 +24,9 @@ Results = list[dict[str, Any]]  # per rank
 def launch(
     module: str, ranks: int, *args: str, timeout: float = 240, stopped: int | None = None, **env: str
 ) -> list[tuple[int, str]]:
-    """Run `module` as `ranks` processes; exit code and output of each. All are ended at the timeout.
+    """Run `module` as `ranks` processes; exit code and output of each.
 
+    Where some have not ended in time all are killed, and the test fails with their names and last outputs.
     Rank `stopped` is not waited for: it sends itself SIGSTOP.
     """
     with socket.socket() as free:
@@ -52,15 +55,32 @@ def launch(
                 text=True,
             )
         )
+    waited = [p for rank, p in enumerate(processes) if rank != stopped]
     try:
-        for rank, p in enumerate(processes):
-            if rank != stopped:
-                p.wait(timeout=timeout)
+        late = _still_running(waited, time.monotonic() + timeout)
     finally:
         for p in processes:
             p.kill()
             p.wait()
-    return [(p.returncode, _content(out)) for p, out in zip(processes, outputs, strict=True)]
+        ended = [(p.returncode, _content(out)) for p, out in zip(processes, outputs, strict=True)]
+    if late:
+        ranks = [rank for rank, p in enumerate(processes) if p in late]
+        last = "\n".join(
+            f"-- rank {rank}, last output --\n{text[-800:]}" for rank, (_, text) in enumerate(ended)
+        )
+        pytest.fail(
+            f"{module}: ranks {ranks} had not ended after {timeout:g} s and were killed.\n{last}",
+            pytrace=False,
+        )
+    return ended
+
+
+def _still_running(processes: list[subprocess.Popen[str]], deadline: float) -> list[subprocess.Popen[str]]:
+    """Wait for all of them together; those that run on at the deadline."""
+    for p in processes:
+        with suppress(subprocess.TimeoutExpired):
+            p.wait(timeout=max(0.0, deadline - time.monotonic()))
+    return [p for p in processes if p.poll() is None]
 
 
 def _content(file: IO[str]) -> str:

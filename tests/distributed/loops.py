@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tests.distributed.models import batch_for
+from tests.distributed.models import batch_for, ragged_batch
 
 
 @dataclass(slots=True)
@@ -32,6 +32,13 @@ def plain_step(loop: Loop, step: int) -> None:
     loop.optimizers[0].zero_grad()
     loop.loss(loop.model, batch_for(loop.rank, step)).backward()
     nn.utils.clip_grad_norm_(loop.plain.parameters(), 1.0)
+    loop.optimizers[0].step()
+
+
+def ragged(loop: Loop, step: int) -> None:
+    """Numbers of rows that differ by rank and step."""
+    loop.optimizers[0].zero_grad()
+    loop.loss(loop.model, ragged_batch(loop.rank, step)).backward()
     loop.optimizers[0].step()
 
 

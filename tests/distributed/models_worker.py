@@ -20,7 +20,18 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from tests.distributed.cases import CASES, COMPILED, HIDDEN, INDUCTOR, NOISY, SCALED, UNAUDITED, Case
+from tests.distributed.cases import (
+    CASES,
+    COMPILED,
+    HIDDEN,
+    HIDDEN_ON_ONE,
+    INDUCTOR,
+    NOISY,
+    RAGGED,
+    SCALED,
+    UNAUDITED,
+    Case,
+)
 from tests.distributed.loops import Loop
 from tests.distributed.models import batch_for
 from tests.distributed.refused import REFUSED
@@ -73,13 +84,15 @@ def train(
 
 def _build(case: Case, rank: int, notes: dict[str, Any]) -> tuple[Loop, list[list[str]]]:
     """The case's objects, and a list that gets the state right before each update."""
-    if case.compiled:
+    if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+    compiled = case.compiled if rank in case.compiling else ""
     torch.manual_seed(5)
     plain = case.build()
-    wrapped: Any = torch.compile(plain, backend=case.backend) if case.compiled == "inside" else plain
+    wrapped: Any = torch.compile(plain, backend=case.backend) if compiled == "inside" else plain
     model: Any = DistributedDataParallel(wrapped, **case.ddp)
-    if case.compiled == "around":
+    if compiled == "around":
         model = torch.compile(model, backend=case.backend)
     loop = Loop(model, plain, case.optimizers(plain), case.loss or _loss, rank, None, notes=notes)
     if case.scaler:
@@ -227,6 +240,8 @@ def compiled_scenarios(rank: int) -> dict[str, Callable[[], dict[str, Any]]]:
     runs: dict[str, Callable[[], dict[str, Any]]] = {}
     for name, case in {**COMPILED, **INDUCTOR}.items():
         runs |= _audited(name, case, rank)
+        # after the first audit, which shows that replays reproduce the steps
+        runs[f"{name}: once"] = lambda case=case: train(case, rank, guarded=True, strike=x1000_at(4))
     for name, case in {**COMPILED, "hidden": HIDDEN}.items():
         # Without a loss function the warm-up runs inside the compiled call, so uncompiled, and DDP lays its
         # buckets out by the order of that backward.
@@ -235,6 +250,15 @@ def compiled_scenarios(rank: int) -> dict[str, Callable[[], dict[str, Any]]]:
             runs[f"{name}: unguarded"] = lambda silent=silent: train(silent, rank, guarded=True)
     runs["hidden: clean"] = lambda: train(HIDDEN, rank, guarded=True)
     runs["hidden: nan"] = lambda: train(HIDDEN, rank, guarded=True, strike=nan_at(5))
+    runs["uneven: ragged: clean"] = lambda: train(RAGGED, rank, guarded=True)
+    runs["uneven: ragged: x1000"] = lambda: train(RAGGED, rank, guarded=True, strike=persistent)
+    runs["uneven: ragged: once"] = lambda: train(RAGGED, rank, guarded=True, strike=x1000_at(4))
+    runs["uneven: one compiler: clean"] = lambda: train(HIDDEN_ON_ONE, rank, guarded=True)
+    for name, strike in {"x1000": persistent, "start": from_the_start, "nan": nan_at(4)}.items():
+        for kind, case in {"ragged": RAGGED, "one compiler": HIDDEN_ON_ONE}.items():
+            runs[f"uneven, long: {kind}: {name}"] = lambda case=case, strike=strike: train(
+                case, rank, guarded=True, strike=strike
+            )
     runs["hidden: start"] = lambda: train(HIDDEN, rank, guarded=True, strike=from_the_start)
     return runs
 

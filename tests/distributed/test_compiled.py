@@ -14,7 +14,7 @@ import pytest
 from tests.distributed.cases import COMPILED, INDUCTOR
 from tests.distributed.conftest import launch
 from tests.distributed.test_models import BAD, RANKS, Results, assert_nothing_moved, same_end, the_alarm
-from training_agent.contract import Check
+from training_agent.contract import Check, Verdict
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for all runs
 SHORT = "decomposed around"
@@ -53,6 +53,8 @@ def assert_guarded(runs: Runs, name: str) -> None:
     assert (alarm.check, alarm.step, alarm.named_ranks) == (Check.REPLAY, 4, (BAD,)), faulty[0]["error"]
     assert_nothing_moved(faulty, 4)
     assert the_alarm(runs(f"{name}: nan")).named_ranks == (BAD,)
+    once = the_alarm(runs(f"{name}: once"))
+    assert (once.step, once.named_ranks, once.findings[0].verdict) == (4, (BAD,), Verdict.TRANSIENT)
 
 
 def test_what_is_compiled_around_ddp_is_audited_and_left_bit_identical(runs: Runs) -> None:
@@ -76,6 +78,35 @@ def test_a_compiler_that_nobody_told_us_of_switches_replays_off_by_name(runs: Ru
         (note,) = m["notes"]
         assert note.startswith("replay audits are off: no rank gets its own micro-batch's bits again")
     assert same_end(clean, runs("hidden: unguarded"))
+
+
+@pytest.mark.parametrize(("name", "passed"), [("ragged", 2), ("one compiler", 0)])
+def test_graphs_that_only_some_ranks_have_accuse_nobody(runs: Runs, name: str, passed: int) -> None:
+    clean = runs(f"uneven: {name}: clean")
+    assert [r["error"] for r in clean] == [""] * RANKS
+    for r in clean:
+        m = r["manifest"]
+        assert (m["audits_passed"], m["audits_skipped"], m["weight_checks_passed"]) == (passed, 3 - passed, 4)
+
+
+def test_a_fault_beside_graphs_that_only_some_ranks_have_is_named(runs: Runs) -> None:
+    alarm = the_alarm(runs("uneven: ragged: x1000"))
+    assert (alarm.step, alarm.named_ranks) == (4, (BAD,))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["ragged", "one compiler"])
+@pytest.mark.parametrize(("fault", "step"), [("x1000", 4), ("start", 1), ("nan", 4)])
+def test_every_fault_beside_graphs_that_only_some_ranks_have(
+    runs: Runs, kind: str, fault: str, step: int
+) -> None:
+    alarm = the_alarm(runs(f"uneven, long: {kind}: {fault}"))
+    assert (alarm.step, alarm.named_ranks) == (step, (BAD,))
+
+
+def test_one_firing_that_another_graph_would_explain_is_skipped_and_counted(runs: Runs) -> None:
+    for r in runs("uneven: ragged: once"):
+        assert (r["error"], r["manifest"]["audits_skipped"]) == ("", 1)
 
 
 def test_check_1_works_under_a_hidden_compiler(runs: Runs) -> None:

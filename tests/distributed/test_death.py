@@ -6,8 +6,6 @@ By `make soak`; the short forms, a kill and a stop in a replay, are in `test_exi
 from __future__ import annotations
 
 import json
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -23,14 +21,10 @@ START_S = 90  # three processes that import torch, on a machine that does someth
 def die(way: str, phase: str, folder: Path) -> None:
     victim = 0 if phase == "save" else 1
     patience_s = START_S + GROUP_TIMEOUT.total_seconds() + 10
-    began = time.monotonic()
-    try:
-        ended = launch(
-            "tests.distributed.death_job", 3, phase, way, str(folder),
-            timeout=patience_s, stopped=victim if way == "stop" else None,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        pytest.fail(f"survivors of {way} in {phase} still run after {time.monotonic() - began:.0f} s")
+    ended = launch(
+        "tests.distributed.death_job", 3, phase, way, str(folder),
+        timeout=patience_s, stopped=victim if way == "stop" else None,
+    )  # fmt: skip
     assert (folder / STRUCK).exists(), ended[victim][1]
     for rank, (code, out) in enumerate(ended):
         if rank != victim:

@@ -75,6 +75,7 @@ def test_the_dashboard_finds_jobs_and_shows_every_alarm(resources: Resources) ->
     assert "SEARCH('{TrainingSDC,Cluster,Job}" in body
     for metric in (
         "sdc_audits_done",
+        "sdc_audits_skipped",
         "sdc_last_pass_age_steps",
         "sdc_heartbeat",
         "incidents_open",

@@ -31,6 +31,7 @@ class Metric(str, Enum):
     REPLAY_MISMATCH = "sdc_replay_mismatch"
     DIVERGENT_TENSORS = "sdc_divergent_tensors"
     AUDITS_DONE = "sdc_audits_done"
+    AUDITS_SKIPPED = "sdc_audits_skipped"
     LAST_PASS_AGE_STEPS = "sdc_last_pass_age_steps"
     HEARTBEAT = "sdc_heartbeat"
     DROPPED_MESSAGES = "sdc_agent_dropped"

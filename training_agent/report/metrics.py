@@ -41,6 +41,7 @@ class MetricState:
         self._step: int | None = None
         self._last_pass = 0
         self._audits = 0
+        self._skipped = self._skipped_before = 0  # audits of this start, now and at the last publication
         self._alarm: Alarm | None = None
 
     def progress(self, step: int, checks: StepChecks) -> None:
@@ -48,6 +49,7 @@ class MetricState:
         with self._lock:
             self._step = step
             self._audits += int(checks.audited)
+            self._skipped = checks.audits_skipped
             self._last_pass = (
                 checks.last_audit_pass or 0
             )  # before the first audit the age counts from the start
@@ -69,10 +71,12 @@ class MetricState:
                 values.update(counts(self._alarm))
             values[Metric.HEARTBEAT] = 1
             values[Metric.AUDITS_DONE] = self._audits
+            values[Metric.AUDITS_SKIPPED] = self._skipped - self._skipped_before
             values[Metric.DROPPED_MESSAGES] = dropped
             if self._step is not None:
                 values[Metric.LAST_PASS_AGE_STEPS] = self._step - self._last_pass
             self._audits = 0
+            self._skipped_before = self._skipped
             self._alarm = None
         return [
             {"MetricName": metric.value, "Dimensions": dimensions, "Value": float(value), "Unit": "Count"}

@@ -16,6 +16,7 @@ class StepChecks:
     weight_checked: bool  # check 3 was made at this step
     last_audit_pass: int | None  # step of the last passed audit
     last_weight_check_pass: int | None
+    audits_skipped: int = 0  # of this start so far: due, and nothing could be compared (or replays are off)
 
 
 class Reporter(Protocol):

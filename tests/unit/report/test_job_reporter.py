@@ -187,6 +187,15 @@ def test_an_audit_and_an_alarm_are_counted_in_one_publication_only() -> None:
     assert metric(second, "sdc_replay_mismatch")[0] == 0.0
 
 
+def test_skipped_audits_are_counted_once() -> None:
+    state = MetricState("demo", "llama")
+    seen = []
+    for step, skipped in ((10, 1), (20, 3), (21, 3)):
+        state.progress(step, StepChecks(False, False, None, None, audits_skipped=skipped))
+        seen.append(metric({"MetricData": state.take(0)}, "sdc_audits_skipped")[0])
+    assert seen == [1.0, 2.0, 0.0]
+
+
 def test_a_job_that_computes_nothing_sends_no_heartbeat(tmp_path: Path) -> None:
     aws = FakeAws()
     reporter = job_reporter(settings_of(tmp_path), 0, client=aws.factory)

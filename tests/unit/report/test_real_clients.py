@@ -55,6 +55,7 @@ def test_alarm_and_metrics_arrive(tmp_path: Path) -> None:
         "sdc_divergent_tensors",
         "sdc_heartbeat",
         "sdc_audits_done",
+        "sdc_audits_skipped",
         "sdc_last_pass_age_steps",
         "sdc_agent_dropped",
     }
