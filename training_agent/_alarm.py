@@ -1,7 +1,7 @@
 """From what a check saw to the one `Alarm` that is equal on all ranks, and to the sentence for people.
 
-Comes in: a `Sighting`. Goes out: the alarm (time, resume point and sizes are rank 0's) and the text of
-`SdcAlarm`. Next: the guard hands it to the reporter and raises.
+Comes in: a `Sighting`. Goes out: the alarm (time, resume point and sizes are the first rank's) and the text
+of `SdcAlarm`. Next: the guard hands it to the reporter and raises.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ def weights_findings(divergence: Divergence, rank_map: RankMap) -> tuple[Finding
             Finding(
                 FindingKind.WEIGHTS,
                 rank=rank,
-                place=rank_map.places[rank],
+                place=rank_map.place(rank),
                 majority=True,
                 evidence=f"{text}; the copy of rank {rank} differs from that of more than half of the ranks",
             )
             for rank in divergence.ranks
         )
-    involved = tuple(rank_map.places[r] for r in divergence.involved[:16])
+    involved = tuple(rank_map.place(r) for r in divergence.involved[:16])
     return (
         Finding(
             FindingKind.WEIGHTS, involved=involved, evidence=f"{text}; no copy is held by more than half"
@@ -96,11 +96,11 @@ def build(
     checkpoints: Checkpoints | None,
     notes: tuple[str, ...] = (),
 ) -> Alarm:
-    """Write the alarm; a collective: time, resume point and sizes, which may differ by rank, are rank 0's."""
+    """Write the alarm; a collective: time, resume point and sizes are those of the first rank."""
     window = suspect_window(sighting, passes)
     tensors = sighting.tensors_compared or sighting.divergence.tensors_compared
     nbytes = sighting.bytes_compared or sighting.divergence.bytes_compared
-    mine = (utc_now(), _resume_point(checkpoints, window[0]) if comm.rank == 0 else None, tensors, nbytes)
+    mine = (utc_now(), _resume_point(checkpoints, window[0]) if comm.is_first else None, tensors, nbytes)
     try:
         time, resume_from, tensors, nbytes = comm.from_first(mine)
     except PeerLostError as e:  # perhaps the faulty node itself; the alarm matters more than equal times

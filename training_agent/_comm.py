@@ -24,12 +24,14 @@ _POLL_S = 0.02
 
 
 class Comm:
-    """The replica group as the checks see it. `rank` and peers are positions inside the group."""
+    """The replica group as the checks see it. Ranks are those of the whole job, also in a part of it."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self.group = group
-        self.rank = dist.get_rank(group)
-        self.world = dist.get_world_size(group)
+        self.rank = dist.get_rank()
+        self.ranks = tuple(dist.get_process_group_ranks(group))  # of the group, ascending
+        self.world = len(self.ranks)
+        self.is_first = self.rank == self.ranks[0]
         # NCCL moves device memory, gloo host memory.
         self.device = device if "nccl" in dist.get_backend(group) else torch.device("cpu")
 
@@ -77,28 +79,30 @@ class Comm:
             header = torch.frombuffer(bytearray(parcel.header), dtype=torch.uint8).to(self.device)
             sizes = torch.tensor([header.numel(), parcel.payload.numel()], device=self.device)
         with self.peers(f"sharing the micro-batch of rank {source}"):
-            origin = dist.get_global_rank(self.group, source)
-            dist.broadcast(sizes, origin, group=self.group)
+            dist.broadcast(sizes, source, group=self.group)
             header_bytes, payload_bytes = (int(n) for n in sizes.tolist())
             if parcel is None:
                 body = torch.empty(header_bytes + payload_bytes, dtype=torch.uint8, device=self.device)
             else:
                 body = torch.cat([parcel.payload, header])
-            dist.broadcast(body, origin, group=self.group)
+            dist.broadcast(body, source, group=self.group)
         return _parcel(body, payload_bytes)
 
     def gather(self, value: Any) -> list[Any]:
-        """Collect one small picklable value per rank; for start-up and alarms, not for the healthy path."""
+        """Collect one small picklable value per rank; for start-up and alarms, not for the healthy path.
+
+        In the order of `ranks`.
+        """
         values: list[Any] = [None] * self.world
         with self.peers("gathering the ranks' answers"):
             dist.all_gather_object(values, value, group=self.group)
         return values
 
     def from_first(self, value: Any) -> Any:
-        """Return the value of rank 0 on every rank."""
+        """Return the value of the group's first rank on every rank."""
         box = [value]
-        with self.peers("reading rank 0's answer"):
-            dist.broadcast_object_list(box, dist.get_global_rank(self.group, 0), group=self.group)
+        with self.peers("reading the first rank's answer"):
+            dist.broadcast_object_list(box, self.ranks[0], group=self.group)
         return box[0]
 
     def meet(self, key: str, timeout: timedelta) -> bool:
@@ -121,11 +125,10 @@ class Comm:
     def _swap(self, outgoing: Tensor, incoming: int, to: int, source: int) -> Tensor:
         received = torch.empty(incoming, dtype=outgoing.dtype, device=self.device)
         with self.peers(f"exchanging micro-batches with ranks {to} and {source}"):
-            peers = dist.get_global_rank(self.group, to), dist.get_global_rank(self.group, source)
             for work in dist.batch_isend_irecv(
                 [
-                    dist.P2POp(dist.isend, outgoing, peers[0], self.group),
-                    dist.P2POp(dist.irecv, received, peers[1], self.group),
+                    dist.P2POp(dist.isend, outgoing, to, self.group),
+                    dist.P2POp(dist.irecv, received, source, self.group),
                 ]
             ):
                 work.wait()

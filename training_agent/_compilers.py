@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,13 +96,13 @@ def chosen(pairs: Sequence[Pair]) -> tuple[tuple[int, ...], tuple[Pair, ...]]:
 
 
 def eager_contests(
-    pairs: Sequence[Pair], answers: Sequence[Answer], targets: Sequence[int]
+    pairs: Sequence[Pair], answers: Mapping[int, Answer], targets: Sequence[int]
 ) -> list[Contested]:
     """Lay out answers that everybody computed without a compiler, target and replayer included."""
     laid_out = []
     for i, target in enumerate(targets):
         replayer = next(p.replayer for p in pairs if p.target == target)
-        votes = {r: v for r, a in enumerate(answers) if (v := a.again[i]) is not None}
+        votes = {r: v for r, a in answers.items() if (v := a.again[i]) is not None}
         laid_out.append(Contested(target, replayer, votes, votes.get(target), votes.get(replayer)))
     return laid_out
 

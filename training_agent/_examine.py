@@ -157,7 +157,7 @@ class Examiner:
         finding = Finding(
             FindingKind.PAIR,
             verdict=Verdict.UNATTRIBUTABLE,
-            involved=(self._rank_map.places[rank],),
+            involved=(self._rank_map.place(rank),),
             evidence=text,
         )
         return Sighting(Check.NONFINITE, step, (finding,), nonfinite_ranks=(rank,))

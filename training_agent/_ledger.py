@@ -200,10 +200,11 @@ class LoadedManifest:
         answers = comm.gather((self.step, damaged[:3], len(damaged)))
         if any(step != self.step for step, _, _ in answers):
             raise ConfigurationError(f"Ranks loaded different steps: {[step for step, _, _ in answers]}.")
-        ranks = [r for r, (_, _, count) in enumerate(answers) if count]
+        by_rank = dict(zip(comm.ranks, answers, strict=True))
+        ranks = [r for r, (_, _, count) in by_rank.items() if count]
         if not ranks:
             return None
-        _, names, count = answers[ranks[0]]
+        _, names, count = by_rank[ranks[0]]
         who = "every rank" if len(ranks) == comm.world else f"ranks {ranks[:16]}"
         return (
             f"The checkpoint of step {self.step} is damaged: {', '.join(names)} ({count} tensors) differ "

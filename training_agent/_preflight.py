@@ -64,7 +64,7 @@ def preflight(comm: Comm, parameters: int, run: Run, wanted: Depth, *, strict: b
             "Sync), or switch audits off with Schedule(audit_every=None)."
         )
     answers: list[_Answer] = comm.gather(mine)
-    failures = [f"rank {r}: {a.failure}" for r, a in enumerate(answers) if a.failure]
+    failures = [f"rank {r}: {a.failure}" for r, a in zip(comm.ranks, answers, strict=True) if a.failure]
     if failures:
         return Preflight(
             None, f"replay audits are off, a micro-batch cannot be recomputed: {failures[0]}", None
@@ -72,11 +72,11 @@ def preflight(comm: Comm, parameters: int, run: Run, wanted: Depth, *, strict: b
     operators = sorted({a.operator for a in answers if a.operator})
     named = f", first seen at {', '.join(operators[:_NAMES])}" if operators else ""
     if not all(a.forward for a in answers):
-        ranks = [r for r, a in enumerate(answers) if not a.forward]
+        ranks = [r for r, a in zip(comm.ranks, answers, strict=True) if not a.forward]
         note = f"replay audits are off: the forward is not reproducible on ranks {ranks[:8]}{named}"
         return Preflight(None, note, None)
     if not all(a.backward for a in answers):
-        ranks = [r for r, a in enumerate(answers) if not a.backward]
+        ranks = [r for r, a in zip(comm.ranks, answers, strict=True) if not a.backward]
         note = f"audits compare output and loss only: the backward is not reproducible on ranks {ranks[:8]}"
         shallow, evidence = _try(run, parameters, Depth.OUTPUT, strict)
         if sum(comm.gather(shallow.failure is None)) < comm.world:

@@ -36,12 +36,14 @@ def leave_if_asked(setup: Setup, depth: Depth | None, notes: tuple[str, ...]) ->
     if not asked():
         return
     rank = setup.comm.rank
-    place = setup.rank_map.places[rank]
+    place = setup.rank_map.place(rank)
     log_line(
         "preflight",
         rank=rank,
         place=asdict(place),
-        replays=partners(setup.rank_map, 0, setup.schedule.partner is Partner.ROTATE)[rank],
+        replays=partners(setup.rank_map, 0, setup.schedule.partner is Partner.ROTATE)[
+            setup.comm.ranks.index(rank)
+        ],
         independence=setup.rank_map.independence.value,
         compares=DEPTHS[depth],
         notes=list(notes),

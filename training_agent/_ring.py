@@ -75,7 +75,7 @@ class Ring:
         """Swap captures along the ring, recompute the target's, compare with what the target itself got.
 
         Args:
-            targets: `targets[r]` is whose micro-batch rank r replays; a permutation.
+            targets: `targets[i]` is whose micro-batch `comm.ranks[i]` replays; a permutation.
             capture: this rank's own; all ranks call this.
             original: what this rank computed in the step.
 
@@ -84,7 +84,7 @@ class Ring:
             PeerLostError: a peer vanished.
         """
         comm = self._comm
-        target, replayer = targets[comm.rank], targets.index(comm.rank)
+        target, replayer = targets[comm.ranks.index(comm.rank)], comm.ranks[targets.index(comm.rank)]
         problem = ""
         try:
             parcel = pack((capture, original), comm.device)
@@ -101,8 +101,9 @@ class Ring:
         if failed:
             raise ReplayFailedError("; ".join([p for p in comm.gather(problem) if p][:3]))
         assert replayed is not None
-        flags = comm.gather(mismatch) if mismatching else []
-        pairs = sorted((Pair(r, targets[r]) for r, f in enumerate(flags) if f), key=lambda p: p.target)
+        flags = comm.gather(mismatch) if mismatching else [False] * comm.world
+        ring = zip(comm.ranks, targets, flags, strict=True)
+        pairs = sorted((Pair(r, target) for r, target, f in ring if f), key=lambda p: p.target)
         return RingResult(tuple(pairs), capture, original, target, replayed)
 
     def arbitrate(
@@ -111,7 +112,7 @@ class Ring:
         result: RingResult,
         voters: Mapping[int, Collection[int]],
         switched: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> list[Answer]:
+    ) -> dict[int, Answer]:
         """Give each contested micro-batch to its voters, target and replayer among them; collect answers.
 
         `switched` makes the context in which they compute.
@@ -127,8 +128,7 @@ class Ring:
                     evidence, _ = self._attempt(capture, target, Phase.ARBITRATION, depth)
             again.append(None if evidence is None else evidence.short())
         answer = Answer(result.original.short(), result.target, result.replayed.short(), tuple(again))
-        answers: list[Answer] = self._comm.gather(answer)
-        return answers
+        return dict(zip(self._comm.ranks, self._comm.gather(answer), strict=True))
 
     def repeats(self, result: RingResult) -> bool:
         """Whether this rank gets its own step's bits again; all ranks compute at once."""
@@ -145,12 +145,14 @@ class Ring:
             return None, f"rank {self._comm.rank} cannot recompute the batch of rank {target}: {kind}: {e}"
 
 
-def contests(contested: Sequence[int], pairs: Sequence[Pair], answers: Sequence[Answer]) -> list[Contested]:
+def contests(
+    contested: Sequence[int], pairs: Sequence[Pair], answers: Mapping[int, Answer]
+) -> list[Contested]:
     """Lay the answers out per micro-batch: first ones vote, second ones of target and replayer do not."""
     laid_out = []
     for i, target in enumerate(contested):
         replayer = next(p.replayer for p in pairs if p.target == target)
-        results = {r: a.again[i] for r, a in enumerate(answers)}
+        results = {r: a.again[i] for r, a in answers.items()}
         second = results[target], results[replayer]
         results[target] = answers[target].original
         results[replayer] = answers[replayer].replayed

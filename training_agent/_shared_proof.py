@@ -38,28 +38,28 @@ def prove_shared(
         return
     written: list[Path] = []
     nonce, problem = "", ""
-    if comm.rank == 0:
+    if comm.is_first:
         nonce = f".sdc-shared-{secrets.token_hex(8)}"
         try:
             for folder in mine:
                 write_atomic(folder / nonce, nonce.encode())
                 written.append(folder / nonce)
         except OSError as e:
-            problem = f"rank 0 cannot write {folder}: {e}"
+            problem = f"rank {comm.rank} cannot write {folder}: {e}"
     nonce = comm.from_first(nonce)
-    reader = comm.rank != 0 and comm.rank == min(rank_map.ranks_on(rank_map.node_of(comm.rank)))
+    reader = not comm.is_first and comm.rank == min(rank_map.ranks_on(rank_map.node_of(comm.rank)))
     if reader:
         node = rank_map.node_of(comm.rank)
         unseen = _unseen(mine, nonce)
         if unseen is not None:
-            problem = f"node {node} does not see what rank 0 wrote into {unseen}"
+            problem = f"node {node} does not see what rank {comm.ranks[0]} wrote into {unseen}"
         elif len(mine) < wanted:
-            problem = f"node {node} is not told of a folder that rank 0 uses"
+            problem = f"node {node} is not told of a folder that rank {comm.ranks[0]} uses"
     problems = [p for p in comm.gather(problem) if p]
     for path in written:
         path.unlink(missing_ok=True)
     if problems:
-        _refuse(problems, override=override, rank=comm.rank)
+        _refuse(problems, override=override, speaks=comm.is_first)
 
 
 def _unseen(folders: Sequence[Path], nonce: str) -> Path | None:
@@ -73,11 +73,11 @@ def _unseen(folders: Sequence[Path], nonce: str) -> Path | None:
     return None
 
 
-def _refuse(problems: Sequence[str], *, override: bool, rank: int) -> None:
+def _refuse(problems: Sequence[str], *, override: bool, speaks: bool) -> None:
     more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
     text = "; ".join(problems[:3]) + more
     if override:
-        if rank == 0:
+        if speaks:
             log_line("warning", message=f"{text}: {Env.ALLOW_NODE_LOCAL.value} is set, so the job starts.")
         return
     raise ConfigurationError(

@@ -142,11 +142,6 @@ def group_of(ddp: nn.Module) -> dist.ProcessGroup:
             f"The job has {world} rank. Checks compare replicas with each other: start two ranks or more "
             "(three nodes to name a faulty one on independent evidence)."
         )
-    if world != dist.get_world_size():
-        raise ConfigurationError(
-            f"The replicas are {world} of {dist.get_world_size()} ranks. Only data parallelism over all "
-            "ranks is supported so far: pass a model whose process group is the default one."
-        )
     return group
 
 
@@ -188,8 +183,8 @@ def agree_on_setup(
     # What makes replays differ matters only to those who replay.
     facts |= environment(device) if audits else {}
     answers = comm.gather((problem, facts))
-    problems = [f"rank {r}: {p}" for r, (p, _) in enumerate(answers) if p]
-    problems += differences([f for _, f in answers])
+    problems = [f"rank {r}: {p}" for r, (p, _) in zip(comm.ranks, answers, strict=True) if p]
+    problems += differences({r: f for r, (_, f) in zip(comm.ranks, answers, strict=True)})
     if problems or found is None:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise ConfigurationError("; ".join(problems[:3]) + more)
@@ -208,33 +203,35 @@ def _refuse_unknown(wishes: Wishes) -> None:
         )
 
 
-def differences(facts: Sequence[Mapping[str, object]]) -> list[str]:
+def differences(facts: Mapping[int, Mapping[str, object]]) -> list[str]:
     """One sentence per fact that is not equal on all ranks."""
     found = []
-    for name, first in facts[0].items():
-        others = [r for r, f in enumerate(facts) if f[name] != first]
+    origin = min(facts)
+    for name, first in facts[origin].items():
+        others = [r for r, f in facts.items() if f[name] != first]
         if others:
             theirs = facts[others[0]][name]
             found.append(
-                f"{name} must be equal on all ranks: rank 0 has {first}, rank {others[0]} has {theirs}"
+                f"{name} must be equal on all ranks: rank {origin} has {first}, rank {others[0]} has {theirs}"
             )
     return found
 
 
 def environment_difference(comm: Comm, device: torch.device) -> str | None:
     """What differs between the ranks' environments right now; a collective."""
-    return "; ".join(differences(comm.gather(environment(device)))[:3]) or None
+    found = dict(zip(comm.ranks, comm.gather(environment(device)), strict=True))
+    return "; ".join(differences(found)[:3]) or None
 
 
 def self_test(comm: Comm, device: torch.device) -> None:
-    """Prove that the comparison sees a flipped bit: rank 0 flips one in a copy, all ranks must notice.
+    """Prove that the comparison sees a flipped bit: the first rank flips one in a copy, all must notice.
 
     Raises:
         ConfigurationError: the comparison is blind (or differs between ranks), so no check could ever fire.
     """
     words = digest([torch.arange(1000, dtype=torch.float32, device=device)])
     flipped = words.clone()
-    if comm.rank == 0:
+    if comm.is_first:
         flipped[0, 0] ^= 1
     same, seen = comm.all_equal(words), not comm.all_equal(flipped)
     (good,) = comm.total([int(same and seen)])
@@ -256,14 +253,14 @@ def registration(setup: Setup, resumed_from: int | None) -> NodeRegistration | N
     rank_map, settings, rank = setup.rank_map, setup.settings, setup.comm.rank
     node = rank_map.node_of(rank)
     ranks = rank_map.ranks_on(node)
-    if rank != min(ranks, key=lambda r: rank_map.places[r].local_rank):
+    if rank != min(ranks, key=lambda r: rank_map.place(r).local_rank):
         return None
     return NodeRegistration(
         cluster=settings.cluster,
         job=settings.job,
         node=node,
-        instance_id=rank_map.places[rank].instance_id,
-        places=tuple(rank_map.places[r] for r in ranks),
+        instance_id=rank_map.place(rank).instance_id,
+        places=tuple(rank_map.place(r) for r in ranks),
         world_size=rank_map.size,
         nodes=len(rank_map.nodes),
         time=utc_now(),

@@ -165,9 +165,7 @@ class Update:
             return self._overflow(record.step, tally, own)
         self.ledger.overflow_free()
         if tally.nonfinite or record.audit:
-            flags = self.setup.comm.gather(int(own)) if tally.nonfinite else []
-            ranks = tuple(rank for rank, flag in enumerate(flags) if flag)
-            sighting = self._examine(record, ranks)
+            sighting = self._examine(record, self._nonfinite_ranks(tally, own))
             if sighting is not None:
                 return sighting
         return self.examiner.reduced(record.step) if tally.reduced else None
@@ -202,10 +200,13 @@ class Update:
         self.ledger.note(f"replay audits are off: {off.reason}")
 
     def _overflow(self, step: int, tally: Tally, own: Tensor) -> Sighting | None:
-        flags = self.setup.comm.gather(int(own)) if tally.nonfinite else []
-        ranks = frozenset(rank for rank, flag in enumerate(flags) if flag)
-        again = self.ledger.overflowed(ranks, self.setup.comm.world)
+        again = self.ledger.overflowed(frozenset(self._nonfinite_ranks(tally, own)), self.setup.comm.world)
         return None if again is None else self.examiner.overflowing(step, again)
+
+    def _nonfinite_ranks(self, tally: Tally, own: Tensor) -> tuple[int, ...]:
+        comm = self.setup.comm
+        flags = comm.gather(int(own)) if tally.nonfinite else [0] * comm.world
+        return tuple(rank for rank, flag in zip(comm.ranks, flags, strict=True) if flag)
 
     # -- the answer ------------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ def ambiguous_at_start(rank_map: RankMap, findings: Sequence[Finding]) -> tuple[
         return Finding(
             FindingKind.PAIR,
             verdict=Verdict.UNATTRIBUTABLE,
-            involved=(rank_map.places[finding.rank],),
+            involved=(rank_map.place(finding.rank),),
             evidence=text,
         )
 
@@ -141,7 +141,7 @@ def _named(rank_map: RankMap, rank: int, hits: list[_Hit], contested: Sequence[C
         return Finding(
             FindingKind.CULPRIT,
             rank=rank,
-            place=rank_map.places[rank],
+            place=rank_map.place(rank),
             verdict=_culprit_verdict(hits),
             majority=True,
             evidence=f"rank {rank} was outvoted in {len(hits)} of {len(contested)} contested micro-batches, "
@@ -152,7 +152,7 @@ def _named(rank_map: RankMap, rank: int, hits: list[_Hit], contested: Sequence[C
     return Finding(
         FindingKind.PAIR,
         rank=rank,
-        place=rank_map.places[rank],
+        place=rank_map.place(rank),
         verdict=verdict,
         majority=True,
         second_confirmation=second,
@@ -204,7 +204,7 @@ def _by_ring_alone(rank_map: RankMap, pairs: Sequence[Pair]) -> list[Finding]:
         return []
     (rank,) = twice
     text = f"rank {rank} differs in both of its ring comparisons; nobody arbitrated"
-    return [Finding(FindingKind.CULPRIT, rank=rank, place=rank_map.places[rank], evidence=text)]
+    return [Finding(FindingKind.CULPRIT, rank=rank, place=rank_map.place(rank), evidence=text)]
 
 
 def _unattributable(rank_map: RankMap, ranks: Sequence[int]) -> Finding:
@@ -223,7 +223,7 @@ def _nonfinite(
     """Non-finite ranks without a mismatch; `covered` ones have their finding already."""
     findings = []
     for rank in sorted(set(nonfinite)):
-        place = rank_map.places[rank]
+        place = rank_map.place(rank)
         again = reproduced.get(rank)
         if again:
             text = f"healthy peers get the same non-finite parameters from the micro-batch of rank {rank}"

@@ -48,4 +48,4 @@ def contested_targets(pairs: Sequence[Pair]) -> tuple[int, ...] | None:
 
 
 def places_of(rank_map: RankMap, ranks: Sequence[int]) -> tuple[Place, ...]:
-    return tuple(rank_map.places[r] for r in ranks[:MAX_INVOLVED])
+    return tuple(rank_map.place(r) for r in ranks[:MAX_INVOLVED])

@@ -5,6 +5,7 @@ Everything but `gather_places` (one collective) is pure. Next step: the guard's 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -24,26 +25,24 @@ NODES_FOR_INDEPENDENCE = 3  # original, replayer and arbiter each on a node of t
 
 @dataclass(frozen=True, slots=True)
 class RankMap:
-    """All places, indexed by rank.
+    """The places of the replicas, ascending by rank; those may be some of the job's ranks only.
 
     Raises:
-        ConfigurationError: ranks are not 0..n-1 in order, or two of them claim one GPU.
+        ConfigurationError: ranks are not in order, or two of them claim one GPU.
     """
 
     places: tuple[Place, ...]
 
     def __post_init__(self) -> None:
         ranks = [p.rank for p in self.places]
-        if ranks != list(range(len(ranks))):
-            raise ConfigurationError(
-                f"rank map: expected ranks 0 to {len(ranks) - 1} in order, got {ranks[:16]}"
-            )
+        if ranks != sorted(set(ranks)):
+            raise ConfigurationError(f"rank map: expected each rank once, in order, got {ranks[:16]}")
         self._refuse_shared("local rank", ((p.node, p.local_rank) for p in self.places))
         self._refuse_shared("GPU", ((p.node, p.gpu_uuid) if p.gpu_uuid else None for p in self.places))
 
     def _refuse_shared(self, what: str, seats: Iterable[Hashable]) -> None:
         taken: defaultdict[Hashable, list[int]] = defaultdict(list)
-        for rank, seat in enumerate(seats):
+        for rank, seat in zip(self.ranks, seats, strict=True):
             if seat is not None:
                 taken[seat].append(rank)
         for seat, ranks in taken.items():
@@ -59,6 +58,15 @@ class RankMap:
         return len(self.places)
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """All of them, ascending."""
+        return tuple(p.rank for p in self.places)
+
+    def place(self, rank: int) -> Place:
+        """Where a rank runs."""
+        return self.places[bisect_left(self.places, rank, key=lambda p: p.rank)]
+
+    @property
     def nodes(self) -> tuple[str, ...]:
         """Node names in the order of their lowest rank."""
         return tuple(dict.fromkeys(p.node for p in self.places))
@@ -70,7 +78,7 @@ class RankMap:
 
     def node_of(self, rank: int) -> str:
         """Node of a rank."""
-        return self.places[rank].node
+        return self.place(rank).node
 
     def ranks_on(self, node: str) -> tuple[int, ...]:
         """Ranks on a node, ascending."""
@@ -87,7 +95,7 @@ def gather_places(place: Place, group: ProcessGroup | None = None) -> RankMap:
 
 
 def partners(rank_map: RankMap, audit_index: int, rotate: bool = True) -> tuple[int, ...]:
-    """Say whose micro-batch each rank replays in one audit: `result[r]` is the target of replayer `r`.
+    """Say whose micro-batch each rank replays in one audit: `result[i]` is the target of `ranks[i]`.
 
     Ranks are lined up node by node and the line is shifted against itself. A shift of at least the largest
     node's size, from either end, never meets its own node: possible if and only if no node holds more than
@@ -104,10 +112,8 @@ def partners(rank_map: RankMap, audit_index: int, rotate: bool = True) -> tuple[
     offsets = _offsets(rank_map)
     offset = offsets[audit_index % len(offsets)] if rotate else offsets[0]
     line = _line(rank_map)
-    result = [0] * len(line)
-    for position, rank in enumerate(line):
-        result[rank] = line[(position + offset) % len(line)]
-    return tuple(result)
+    target = {rank: line[(position + offset) % len(line)] for position, rank in enumerate(line)}
+    return tuple(target[rank] for rank in rank_map.ranks)
 
 
 def quorum(rank_map: RankMap, target: int, replayer: int) -> tuple[int, ...]:
@@ -117,13 +123,14 @@ def quorum(rank_map: RankMap, target: int, replayer: int) -> tuple[int, ...]:
     software differs. With fewer nodes than voters the rest are other GPUs, spread evenly.
     """
     if rank_map.size <= EVERYBODY_VOTES:
-        return tuple(range(rank_map.size))
+        return rank_map.ranks
     chosen = [target, replayer]
     taken = Counter(rank_map.node_of(r) for r in chosen)
-    others = [r for r in range(rank_map.size) if r not in chosen]
-    first = (target + 1) % rank_map.size  # so that not always the same nodes are asked
+    others = [r for r in rank_map.ranks if r not in chosen]
+    line = rank_map.ranks
+    after = {r: i for i, r in enumerate(line[line.index(target) :] + line)}  # not always the same nodes
     while len(chosen) < QUORUM:
-        pick = min(others, key=lambda r: (taken[rank_map.node_of(r)], (r - first) % rank_map.size))
+        pick = min(others, key=lambda r: (taken[rank_map.node_of(r)], after[r]))
         others.remove(pick)
         chosen.append(pick)
         taken[rank_map.node_of(pick)] += 1

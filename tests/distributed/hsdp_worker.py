@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 from training_agent import ConfigurationError, attach, find_divergent_ranks
 
@@ -65,10 +64,6 @@ def main(out: Path) -> None:
     for name, model in (("attach", hsdp), ("attach, plain FSDP", fsdp)):
         optimizer = torch.optim.SGD(model.parameters())
         results[name] = refusal(lambda model=model, optimizer=optimizer: attach(model, optimizer))  # type: ignore[misc]
-    groups = [dist.new_group(list(range(first, first + world // 2))) for first in (0, world // 2)]
-    half = groups[2 * dist.get_rank() // world]
-    ddp = DistributedDataParallel(nn.Linear(2, 2), process_group=half)
-    results["DDP over half"] = refusal(lambda: attach(ddp, torch.optim.SGD(ddp.parameters())))
     results["plain FSDP"] = refusal(lambda: find_divergent_ranks(dict(fsdp.named_parameters())))
     (out / f"{os.environ['RANK']}.json").write_text(json.dumps(results))
     dist.destroy_process_group()

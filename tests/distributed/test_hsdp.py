@@ -39,4 +39,3 @@ def test_a_flipped_shard_is_named_among_three_replicas(tmp_path: Path) -> None:
 def test_of_two_replicas_nobody_is_named(tmp_path: Path) -> None:
     four = launched(tmp_path, 4)
     assert alike(four, "rank 3") == {"tensors": ["0.weight"], "ranks": [], "involved": [1, 3]}
-    assert "The replicas are 2 of 4 ranks" in alike(four, "DDP over half")

@@ -91,7 +91,7 @@ def test_second_answers_of_target_and_replayer_do_not_vote() -> None:
         Answer(good, 1, good, (bad,)),  # its replayer: right in the ring, wrong when asked again
         Answer(good, 3, good, (None,)),  # could not compute
     ]
-    (contest,) = contests((1,), (Pair(replayer=2, target=1),), answers)
+    (contest,) = contests((1,), (Pair(replayer=2, target=1),), dict(enumerate(answers)))
     assert dict(contest.results) == {0: good, 1: bad, 2: good}
     assert (contest.target_again, contest.replayer_again) == (good, bad)
 

@@ -110,8 +110,19 @@ def test_ranks_that_share_a_gpu_are_refused_by_name() -> None:
         RankMap((places[0], replace(places[1], local_rank=0), *places[2:]))
     with pytest.raises(ConfigurationError, match=r"ranks \[2, 3\] claim the same GPU"):
         RankMap((*places[:3], replace(places[3], gpu_uuid=places[2].gpu_uuid)))
-    with pytest.raises(ConfigurationError, match="expected ranks 0 to 2"):
-        RankMap(places[1:])
+    for wrong in (places[::-1], (*places, places[-1])):
+        with pytest.raises(ConfigurationError, match="expected each rank once, in order"):
+            RankMap(wrong)
+
+
+def test_replicas_on_a_part_of_the_ranks_keep_the_ranks_of_the_job() -> None:
+    part = RankMap(even_map(8, 2).places[3:])
+    assert part.ranks == (3, 4, 5, 6, 7) and part.place(5).rank == 5
+    for index in range(5):
+        targets = partners(part, index)
+        assert sorted(targets) == list(part.ranks)
+        assert all(part.node_of(a) != part.node_of(b) for a, b in zip(part.ranks, targets, strict=True))
+    assert quorum(part, 4, 6) == part.ranks
 
 
 def test_unknown_gpus_are_not_one_gpu() -> None:
