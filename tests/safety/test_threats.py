@@ -229,4 +229,4 @@ def test_each_threat_has_its_test() -> None:
     here = Path(__file__)
     text = here.read_text() + here.with_name("test_threats_of_input.py").read_text()
     numbers = re.findall(r"^def test_t(\d\d)_", text, re.M)
-    assert sorted(map(int, numbers)) == list(range(1, 23))
+    assert sorted(set(map(int, numbers))) == list(range(1, 23))
