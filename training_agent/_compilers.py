@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,14 +96,20 @@ def chosen(pairs: Sequence[Pair]) -> tuple[tuple[int, ...], tuple[Pair, ...]]:
 
 
 def eager_contests(
-    pairs: Sequence[Pair], answers: Mapping[int, Answer], targets: Sequence[int]
+    pairs: Sequence[Pair], answers: Mapping[int, Answer], voters: Mapping[int, Collection[int]]
 ) -> list[Contested]:
-    """Lay out answers that everybody computed without a compiler, target and replayer included."""
+    """Lay out answers that all voters computed without a compiler, target and replayer included.
+
+    Args:
+        voters: by contested micro-batch, in the order of the answers.
+    """
     laid_out = []
-    for i, target in enumerate(targets):
+    for i, (target, asked) in enumerate(voters.items()):
         replayer = next(p.replayer for p in pairs if p.target == target)
-        votes = {r: v for r, a in answers.items() if (v := a.again[i]) is not None}
-        laid_out.append(Contested(target, replayer, votes, votes.get(target), votes.get(replayer)))
+        results = {r: answers[r].again[i] for r in sorted(asked)}
+        votes = {r: v for r, v in results.items() if v is not None}
+        absent = tuple(r for r, v in results.items() if v is None)
+        laid_out.append(Contested(target, replayer, votes, votes.get(target), votes.get(replayer), absent))
     return laid_out
 
 

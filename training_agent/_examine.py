@@ -185,9 +185,10 @@ class Examiner:
         targets = contested_targets(result.pairs)
         judged: list[Contested] = []
         if targets:
-            answers = self._ring.arbitrate(targets, result, self._voters(targets, result.pairs))
-            judged = contests(targets, result.pairs, answers)
-        reproduced = {rank: _reproduced(rank, result, judged) for rank in sighting.nonfinite_ranks}
+            voters = self._voters(targets, result.pairs)
+            answers = self._ring.arbitrate(targets, result, voters)
+            judged = contests(targets, result.pairs, answers, voters)
+        reproduced = {rank: _reproduced(rank, result.pairs, judged) for rank in sighting.nonfinite_ranks}
         found = attribute(
             self._rank_map, result.pairs, judged, nonfinite=sighting.nonfinite_ranks, reproduced=reproduced
         )
@@ -206,10 +207,10 @@ class Examiner:
         voters = self._voters(targets, pairs)
         settled = not at_start and self._footing.settled(result.capture)
         answers = self._ring.arbitrate(targets, result, voters, eagerly)
-        found = attribute(self._rank_map, pairs, eager_contests(pairs, answers, targets))
+        found = attribute(self._rank_map, pairs, eager_contests(pairs, answers, voters))
         findings = found.findings
         if settled:
-            compiled = contests(targets, pairs, self._ring.arbitrate(targets, result, voters))
+            compiled = contests(targets, pairs, self._ring.arbitrate(targets, result, voters), voters)
             again = attribute(self._rank_map, pairs, compiled)
             if self._footing.settled(result.capture):  # the arbitration itself may have built a graph
                 findings += one_offs(again.findings, findings)
@@ -237,9 +238,12 @@ class Examiner:
         return self._comm.total([int(not self._ring.repeats(result))])[0] == self._comm.world
 
 
-def _reproduced(rank: int, result: RingResult, judged: Sequence[Contested]) -> bool:
-    """Whether a healthy peer got the same non-finite set: its replayer, or the majority that arbitrated."""
+def _reproduced(rank: int, pairs: Sequence[Pair], judged: Sequence[Contested]) -> bool | None:
+    """Whether a healthy peer got the same non-finite set: its replayer, or the majority that arbitrated.
+
+    None without a majority: then nobody is known to be healthy, and too few answers are no "no".
+    """
     for contest in judged:
         if contest.target == rank:
-            return contest.majority is not None and contest.majority == contest.results.get(rank)
-    return all(pair.target != rank for pair in result.pairs)
+            return None if contest.majority is None else contest.majority == contest.results.get(rank)
+    return all(pair.target != rank for pair in pairs)

@@ -97,14 +97,13 @@ class Ring:
             replayed, trouble = self._attempt(content[0], target, Phase.REPLAY, content[1].depth)
             problem = problem or trouble
         mismatch = content is None or replayed is None or not replayed.agrees(content[1])
-        failed, mismatching = comm.total([int(bool(problem)), int(mismatch)])
+        failed, anywhere = comm.total([int(bool(problem)), int(mismatch)])
         if failed:
             raise ReplayFailedError("; ".join([p for p in comm.gather(problem) if p][:3]))
         assert replayed is not None
-        flags = comm.gather(mismatch) if mismatching else [False] * comm.world
-        ring = zip(comm.ranks, targets, flags, strict=True)
-        pairs = sorted((Pair(r, target) for r, target, f in ring if f), key=lambda p: p.target)
-        return RingResult(tuple(pairs), capture, original, target, replayed)
+        flags = comm.gather(mismatch) if anywhere else [False] * comm.world
+        pairs = mismatching(comm.ranks, targets, flags)
+        return RingResult(pairs, capture, original, target, replayed)
 
     def arbitrate(
         self,
@@ -145,17 +144,30 @@ class Ring:
             return None, f"rank {self._comm.rank} cannot recompute the batch of rank {target}: {kind}: {e}"
 
 
+def mismatching(ranks: Sequence[int], targets: Sequence[int], flags: Sequence[bool]) -> tuple[Pair, ...]:
+    """Ring comparisons that failed, by target; `flags[i]`: the replay of `ranks[i]` differs."""
+    ring = zip(ranks, targets, flags, strict=True)
+    return tuple(sorted((Pair(r, target) for r, target, f in ring if f), key=lambda p: p.target))
+
+
 def contests(
-    contested: Sequence[int], pairs: Sequence[Pair], answers: Mapping[int, Answer]
+    contested: Sequence[int],
+    pairs: Sequence[Pair],
+    answers: Mapping[int, Answer],
+    voters: Mapping[int, Collection[int]],
 ) -> list[Contested]:
-    """Lay the answers out per micro-batch: first ones vote, second ones of target and replayer do not."""
+    """Lay the answers out per micro-batch: first ones vote, second ones of target and replayer do not.
+
+    A voter that could not compute is no vote and still one of those asked.
+    """
     laid_out = []
     for i, target in enumerate(contested):
         replayer = next(p.replayer for p in pairs if p.target == target)
-        results = {r: a.again[i] for r, a in answers.items()}
+        results = {r: answers[r].again[i] for r in sorted(voters[target])}
         second = results[target], results[replayer]
         results[target] = answers[target].original
         results[replayer] = answers[replayer].replayed
         votes = {r: v for r, v in results.items() if v is not None}
-        laid_out.append(Contested(target, replayer, votes, second[0], second[1]))
+        absent = tuple(r for r, v in results.items() if v is None)
+        laid_out.append(Contested(target, replayer, votes, second[0], second[1], absent))
     return laid_out

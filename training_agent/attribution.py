@@ -1,6 +1,7 @@
 """From mismatching replays to findings, pure. In: pairs, contests, non-finite ranks. Out: whom to name.
 
-A rank is named only against a strict majority (more than half) of identical results for one micro-batch:
+A rank is named only against a strict majority: identical results of more than half of the ranks that were
+asked to compute one micro-batch, those included that could not. So
 with one or two bad GPUs, from three ranks on (four if both give the same wrong bits), no healthy one ever is.
 Next step: the guard puts findings and contests into the alarm.
 """
@@ -41,7 +42,7 @@ def attribute(
     contested: Sequence[Contested],
     *,
     nonfinite: Sequence[int] = (),
-    reproduced: Mapping[int, bool] | None = None,
+    reproduced: Mapping[int, bool | None] | None = None,
 ) -> Attribution:
     """Judge one alarm of check 1 (local) or check 2.
 
@@ -51,7 +52,7 @@ def attribute(
         contested: one per contested micro-batch; empty when no arbitration was possible.
         nonfinite: ranks whose local gradient is not finite.
         reproduced: for those of them that a healthy peer replayed, whether it got the same set of
-            non-finite parameters.
+            non-finite parameters; None where their answers do not tell.
 
     Returns:
         Findings, the named ones first, and the contests as they travel in the alarm.
@@ -121,7 +122,10 @@ def _undecided(pair: Pair, contested: Sequence[Contested]) -> bool:
 
 
 def _hits(pairs: Sequence[Pair], contested: Sequence[Contested]) -> dict[int, list[_Hit]]:
-    """Per outvoted rank its contests; one that was in no mismatching pair must lose all its votes."""
+    """Per outvoted rank its contests; one that was in no mismatching pair must lose all that asked it.
+
+    A question that it could not answer is not lost: it might have agreed there.
+    """
     hits: defaultdict[int, list[_Hit]] = defaultdict(list)
     for c in contested:
         for rank in c.outvoted:
@@ -131,12 +135,12 @@ def _hits(pairs: Sequence[Pair], contested: Sequence[Contested]) -> dict[int, li
     return {
         rank: found
         for rank, found in hits.items()
-        if rank in in_ring or len(found) == sum(rank in c.results for c in decided)
+        if rank in in_ring or len(found) == sum(rank in c.results or rank in c.absent for c in decided)
     }
 
 
 def _named(rank_map: RankMap, rank: int, hits: list[_Hit], contested: Sequence[Contested]) -> Finding:
-    votes = max(len(h.contest.results) for h in hits)
+    asked = max(h.contest.asked for h in hits)
     if len(hits) > 1:
         return Finding(
             FindingKind.CULPRIT,
@@ -145,7 +149,7 @@ def _named(rank_map: RankMap, rank: int, hits: list[_Hit], contested: Sequence[C
             verdict=_culprit_verdict(hits),
             majority=True,
             evidence=f"rank {rank} was outvoted in {len(hits)} of {len(contested)} contested micro-batches, "
-            f"each computed by {votes} ranks",
+            f"each put to {asked} ranks",
         )
     (hit,) = hits
     verdict, second = _judge(hit)
@@ -181,7 +185,9 @@ def _judge(hit: _Hit) -> tuple[Verdict, SecondConfirmation | None]:
 def _evidence(rank: int, hit: _Hit, verdict: Verdict, second: SecondConfirmation | None) -> str:
     c = hit.contest
     agree = sum(r == c.majority for r in c.results.values())
-    text = f"{agree} of {len(c.results)} ranks agree on the micro-batch of rank {c.target}; "
+    text = f"{agree} of {c.asked} ranks agree on the micro-batch of rank {c.target}; "
+    if c.absent:
+        text += f"ranks {list(c.absent[:MAX_INVOLVED])} could not compute it; "
     if hit.role == "target":
         text += f"its own result differs from what rank {c.replayer} and the others replayed"
         if c.target_again is None:
@@ -213,12 +219,12 @@ def _unattributable(rank_map: RankMap, ranks: Sequence[int]) -> Finding:
         FindingKind.PAIR,
         verdict=Verdict.UNATTRIBUTABLE,
         involved=places_of(rank_map, ranks),
-        evidence=f"replays among ranks {listed} differ and no result has more than half of the votes",
+        evidence=f"replays among ranks {listed} differ and no result has more than half of those asked",
     )
 
 
 def _nonfinite(
-    rank_map: RankMap, nonfinite: Sequence[int], reproduced: Mapping[int, bool], covered: set[int]
+    rank_map: RankMap, nonfinite: Sequence[int], reproduced: Mapping[int, bool | None], covered: set[int]
 ) -> list[Finding]:
     """Non-finite ranks without a mismatch; `covered` ones have their finding already."""
     findings = []
@@ -230,7 +236,7 @@ def _nonfinite(
             findings.append(Finding(FindingKind.NONFINITE, reproduced=True, involved=(place,), evidence=text))
         elif rank not in covered:
             text = f"the local gradient of rank {rank} is NaN, Inf or too large for a float32 norm"
-            text += "; a healthy peer did not get that" if again is False else "; no peer could replay it"
+            text += "; a healthy peer did not get that" if again is False else "; no peer could tell"
             findings.append(
                 Finding(FindingKind.NONFINITE, rank=rank, place=place, reproduced=again, evidence=text)
             )

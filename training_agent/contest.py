@@ -25,14 +25,20 @@ class Contested:
     results: Mapping[int, str]  # first result per voter: original, ring replay, arbiters' recomputations
     target_again: str | None = None  # the target asked again; None: it could not answer
     replayer_again: str | None = None
+    absent: tuple[int, ...] = ()  # voters that were asked and could not compute it
+
+    @property
+    def asked(self) -> int:
+        """How many ranks were asked; those without an answer might have given any."""
+        return len(self.results) + len(self.absent)
 
     @property
     def majority(self) -> str | None:
-        """The result of more than half of the votes."""
+        """The result of more than half of the ranks that were asked."""
         if not self.results:
             return None
         result, count = Counter(self.results.values()).most_common(1)[0]
-        return result if 2 * count > len(self.results) else None
+        return result if 2 * count > self.asked else None
 
     @property
     def outvoted(self) -> tuple[int, ...]:

@@ -40,7 +40,8 @@ def software(rank_map: RankMap, pairs: Sequence[Pair], contested: Sequence[Conte
     by_node: defaultdict[str, set[int]] = defaultdict(set)
     for c in contested:
         by_node.clear()
-        for rank in c.results:  # in a large job only a quorum was asked
+        # Those who answered: one that could not must not make its node's software look like bad GPUs.
+        for rank in c.results:
             by_node[rank_map.node_of(rank)].add(rank)
         camps = _camps(rank_map, by_node, c)
         if camps:

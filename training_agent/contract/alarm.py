@@ -94,7 +94,7 @@ class Contest:
     target: int
     replayer: int
     votes: tuple[Vote, ...]
-    majority: str | None  # the result of more than half of the votes, None without one
+    majority: str | None  # the result of more than half of the ranks asked, votes or not; None without one
     target_repeats: bool | None  # asked again, the target gave its own first answer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.agent.places import even_map, rank_map
+from training_agent._examine import _reproduced
 from training_agent.attribution import (
     MAX_CONTESTED,
     Contested,
@@ -124,6 +125,23 @@ def test_arbiter_outvoted_only_sometimes_is_not_named() -> None:
     ]
     named = attribute(SIX, [Pair(2, 4), Pair(3, 5)], contests).findings
     assert {f.rank for f in named} == {4, 5}
+
+
+def test_an_arbiter_that_lost_one_vote_and_could_not_answer_the_other_question_is_not_named() -> None:
+    contests = [
+        Contested(4, 2, results({4: "bad", 1: "odd"}), "bad", "right"),
+        Contested(5, 3, {r: v for r, v in results({5: "bad"}).items() if r != 1}, "bad", "right", (1,)),
+    ]
+    named = attribute(SIX, [Pair(2, 4), Pair(3, 5)], contests).findings
+    assert {f.rank for f in named} == {4, 5}
+
+
+def test_too_few_answers_do_not_say_that_no_healthy_peer_got_the_same_nan() -> None:
+    """Data NaN on rank 4, a bad replayer, three arbiters without memory: 2 of 6 decide nothing."""
+    contest = Contested(4, 2, {4: "nan", 2: "odd", 0: "nan"}, "nan", "odd", (1, 3, 5))
+    assert _reproduced(4, (Pair(2, 4),), [contest]) is None
+    assert _reproduced(4, (), []) is True
+    assert _reproduced(4, (Pair(2, 4),), []) is False
 
 
 def test_no_arbitration_names_only_the_rank_that_both_pairs_share() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 
 import pytest
 
 from tests.unit.agent.places import rank_map
-from training_agent.attribution import Attribution, Contested, attribute, contested_targets
-from training_agent.contract import FindingKind, Pair, SecondConfirmation, Verdict
-from training_agent.placement import RankMap, partners
+from training_agent._ring import Answer, contests, mismatching
+from training_agent.attribution import Attribution, attribute, contested_targets
+from training_agent.contract import FindingKind, SecondConfirmation, Verdict
+from training_agent.placement import RankMap, partners, quorum
 
 
 class Bad(Enum):
@@ -31,25 +32,42 @@ EXPECTED = {
 }
 
 
-def play(ranks: RankMap, audit: int, bad: Mapping[int, Bad], *, identical: bool) -> Attribution | None:
-    """One audit with these bad GPUs; None when no comparison mismatches."""
+def play(
+    ranks: RankMap, audit: int, bad: Mapping[int, Bad], *, identical: bool, fails: Collection[int] = ()
+) -> Attribution | None:
+    """One audit with these bad GPUs; None when no comparison mismatches.
+
+    What a GPU computes is made up; who replays, votes and is named are the product's own functions. `fails`
+    cannot compute any micro-batch of the arbitration, as on a GPU without memory left.
+    """
 
     def result(rank: int, target: int, when: str) -> str:
         if rank in bad and when in bad[rank].value:
             return f"{target} wrong" + ("" if identical else f" by {rank}")
         return f"{target} right"
 
-    pairs, contested = [], []
-    for replayer, target in enumerate(partners(ranks, audit)):
-        original, replay = result(target, target, "original"), result(replayer, target, "ring")
-        if original != replay:
-            pairs.append(Pair(replayer, target))
-            votes = {r: result(r, target, "arbitration") for r in range(ranks.size)}
-            votes |= {target: original, replayer: replay}
-            again = result(target, target, "again"), result(replayer, target, "again")
-            contested.append(Contested(target, replayer, votes, *again))
-    assert contested_targets(pairs) is not None
-    return attribute(ranks, pairs, contested) if pairs else None
+    everybody = range(ranks.size)
+    targets = partners(ranks, audit)
+    originals = [result(r, r, "original") for r in everybody]
+    replays = [result(r, targets[r], "ring") for r in everybody]
+    pairs = mismatching(everybody, targets, [replays[r] != originals[targets[r]] for r in everybody])
+    contested = contested_targets(pairs)
+    assert contested is not None
+    if not pairs:
+        return None
+    replayers = {p.target: p.replayer for p in pairs}
+    voters = {target: quorum(ranks, target, replayers[target]) for target in contested}
+
+    def again(rank: int, target: int) -> str | None:
+        if rank in fails or rank not in voters[target]:
+            return None
+        return result(rank, target, "again" if rank in (target, replayers[target]) else "arbitration")
+
+    answers = {
+        r: Answer(originals[r], targets[r], replays[r], tuple(again(r, target) for target in contested))
+        for r in everybody
+    }
+    return attribute(ranks, pairs, contests(contested, pairs, answers, voters))
 
 
 def layouts(n: int) -> Iterator[RankMap]:
@@ -67,7 +85,12 @@ def games(n: int) -> Iterator[tuple[RankMap, int]]:
         yield from ((ranks, audit) for audit in range(rounds))
 
 
-@pytest.mark.parametrize("n", range(3, 9))
+def first_games(n: int) -> Iterator[tuple[RankMap, int]]:
+    """All games of a small job, one of each layout of a larger one."""
+    return games(n) if n <= 8 else ((ranks, 0) for ranks in layouts(n))
+
+
+@pytest.mark.parametrize("n", range(3, 13))
 def test_one_bad_gpu_is_always_named_with_its_verdict(n: int) -> None:
     for ranks, audit in games(n):
         for rank, kind in itertools.product(range(n), Bad):
@@ -90,6 +113,7 @@ def named(found: Attribution | None) -> set[int]:
     return {f.rank for f in found.findings if f.rank is not None} if found else set()
 
 
+FAILING = [pytest.param(n, i, marks=pytest.mark.soak) for n in range(7, 13) for i in (False, True)]
 SMALL = [(n, identical) for n in range(3, 9) for identical in (False, True) if n > 3 or not identical]
 LARGE = [pytest.param(n, i, marks=pytest.mark.soak) for n in range(9, 13) for i in (False, True)]
 
@@ -98,6 +122,48 @@ LARGE = [pytest.param(n, i, marks=pytest.mark.soak) for n in range(9, 13) for i 
 def test_two_bad_gpus_never_accuse_a_healthy_one(n: int, identical: bool) -> None:
     for bad, found in two_bad(n, identical):
         assert named(found) <= set(bad), (bad, found)
+
+
+@pytest.mark.parametrize("n", range(4, 13))
+def test_a_voter_that_cannot_recompute_stays_in_the_denominator(n: int) -> None:
+    """Two of three answers are no majority where four were asked: the missing one may be the healthy one."""
+    for ranks, audit in first_games(n):
+        for first, second in itertools.combinations(range(n), 2):
+            bad = {first: Bad.PERSISTENT, second: Bad.PERSISTENT}
+            for absent in range(n):
+                found = play(ranks, audit, bad, identical=True, fails={absent})
+                assert named(found) <= set(bad), (bad, absent, found)
+
+
+@pytest.mark.parametrize("n", range(4, 13))
+def test_one_bad_gpu_is_still_named_when_one_voter_cannot_recompute_from_five_ranks_on(n: int) -> None:
+    for ranks, audit in first_games(n):
+        for rank, kind, absent in itertools.product(range(n), Bad, range(n)):
+            found = play(ranks, audit, {rank: kind}, identical=False, fails={absent})
+            assert named(found) == {rank} or (n == 4 and not named(found))
+
+
+@pytest.mark.parametrize(("n", "identical"), [(n, i) for n in range(4, 7) for i in (False, True)] + FAILING)
+def test_two_bad_gpus_of_any_kind_and_a_failing_voter_never_accuse_a_healthy_one(
+    n: int, identical: bool
+) -> None:
+    for ranks, audit in games(n):
+        for first, second in itertools.combinations(range(n), 2):
+            for kinds, absent in itertools.product(itertools.product(Bad, repeat=2), range(n)):
+                bad = {first: kinds[0], second: kinds[1]}
+                found = play(ranks, audit, bad, identical=identical, fails={absent})
+                assert named(found) <= set(bad), (bad, absent, found)
+
+
+def test_a_quorum_of_a_large_job_counts_its_missing_voters_too() -> None:
+    ranks = rank_map([rank // 2 for rank in range(24)])
+    for other in range(1, 24):
+        bad = {0: Bad.PERSISTENT, other: Bad.PERSISTENT}
+        for target, replayer in ((0, other), (other, 0)):
+            asked = quorum(ranks, target, replayer)
+            for absent in itertools.combinations([r for r in asked if r not in bad], 3):
+                found = play(ranks, 0, bad, identical=True, fails=absent)
+                assert named(found) <= set(bad), (bad, absent, found)
 
 
 @pytest.mark.parametrize("n", [5, 6])

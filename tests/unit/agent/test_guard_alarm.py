@@ -8,6 +8,7 @@ from torch import nn
 
 from tests.unit.agent.places import even_map
 from training_agent._alarm import Passes, Sighting, message, suspect_window, weights_findings
+from training_agent._compilers import eager_contests
 from training_agent._ledger import Ledger, LoadedManifest, state_digests
 from training_agent._ring import Answer, contests
 from training_agent.checks.weights import Divergence
@@ -83,7 +84,7 @@ def test_without_a_checkpoint_the_message_says_so() -> None:
     assert "no complete checkpoint from before step 21 is known" in message(alarm(None))
 
 
-def test_second_answers_of_target_and_replayer_do_not_vote() -> None:
+def test_second_answers_of_target_and_replayer_do_not_vote_and_missing_ones_count_as_asked() -> None:
     good, bad = "good", "bad"
     answers = [
         Answer(good, 2, good, (good,)),
@@ -91,9 +92,10 @@ def test_second_answers_of_target_and_replayer_do_not_vote() -> None:
         Answer(good, 1, good, (bad,)),  # its replayer: right in the ring, wrong when asked again
         Answer(good, 3, good, (None,)),  # could not compute
     ]
-    (contest,) = contests((1,), (Pair(replayer=2, target=1),), dict(enumerate(answers)))
+    (contest,) = contests((1,), (Pair(replayer=2, target=1),), dict(enumerate(answers)), {1: (0, 1, 2, 3)})
     assert dict(contest.results) == {0: good, 1: bad, 2: good}
     assert (contest.target_again, contest.replayer_again) == (good, bad)
+    assert (contest.absent, contest.asked, contest.majority) == ((3,), 4, None)
 
 
 def test_a_manifest_comes_back_and_tells_a_changed_bit() -> None:
@@ -115,3 +117,15 @@ def test_a_manifest_comes_back_and_tells_a_changed_bit() -> None:
 def test_a_foreign_manifest_is_refused(manifest: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match="after_load"):
         LoadedManifest.parse(manifest)
+
+
+def test_an_answer_that_is_missing_without_the_compiler_counts_as_asked_too() -> None:
+    bad = ("wrong",)
+    answers = {
+        0: Answer("x", 3, "x", bad),
+        1: Answer("y", 0, "y", bad),
+        2: Answer("z", 1, "z", ("right",)),
+        3: Answer("x", 2, "x", (None,)),
+    }
+    (contest,) = eager_contests((Pair(replayer=2, target=1),), answers, {1: (0, 1, 2, 3)})
+    assert (contest.absent, contest.majority, contest.outvoted) == ((3,), None, ())
