@@ -145,7 +145,7 @@ class Pipeline:
         text = answer["Payload"].read().decode()
         if answer.get("FunctionError"):
             raise CannotAskError(f"{function} failed: {text[:200]}", "Read its log group in CloudWatch.")
-        return str(json.loads(text))
+        return str(json.loads(text)["job_uid"])
 
 
 def subject_of(name: str) -> str:
