@@ -189,11 +189,11 @@ class Registrations(Protocol):
 class Quarantine(Protocol):
     def put_mode(self, mode: Mode) -> None: ...
     def hold(self, subject: str, occurrences: Sequence[str], incident_id: str, at: datetime) -> None:
-        """Write held, for these alarms in their attempts, the newest last."""
+        """Hold it, beside others who do: for these alarms in their attempts, the newest last."""
         ...
 
     def release(self, subject: str, occurrences: Sequence[str], incident_id: str, at: datetime) -> bool:
-        """Write released; False when another incident holds the subject."""
+        """Hold it no more, and released it is when nobody does; False while another incident holds it."""
         ...
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from .clients import ClientFactory, boto3_client
@@ -29,16 +28,13 @@ class Row:
     subject: str
     held: bool
     delivery_keys: frozenset[str]  # alarms, each in its attempt, that the row speaks of
-    released_at: str | None  # UTC, ISO 8601
 
     def releases(self, entry: QuarantineEntry) -> bool:
-        """Tell whether this row sets `entry` free: released, for that very alarm or after it."""
-        if self.held:
-            return False
-        if entry.delivery_key in self.delivery_keys:
-            return True
-        released, accused = _instant(self.released_at), _instant(entry.time)
-        return released is not None and accused is not None and released > accused
+        """Tell whether this row sets `entry` free: released, and for that very alarm.
+
+        Moments are not compared: an accusation bears the pod's clock, a release that of AWS.
+        """
+        return not self.held and entry.delivery_key in self.delivery_keys
 
 
 class QuarantineTable:
@@ -92,7 +88,6 @@ def _row(subject: str, item: dict[str, Any]) -> Row:
         subject=subject,
         held=_text(item, "state") != QuarantineState.RELEASED.value,
         delivery_keys=_keys(item),
-        released_at=_text(item, "released_at"),
     )
 
 
@@ -106,11 +101,3 @@ def _keys(item: dict[str, Any]) -> frozenset[str]:
     several = item.get("delivery_keys", {}).get("SS")
     one = _text(item, "delivery_key")
     return frozenset(several if isinstance(several, list) else [one] if one else [])
-
-
-def _instant(text: str | None) -> datetime | None:
-    try:
-        instant = datetime.fromisoformat((text or "").replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    return instant if instant.tzinfo else None

@@ -7,10 +7,16 @@ from datetime import datetime
 
 from training_agent.contract import MODE_SUBJECT, Mode, QuarantineState
 
+from ..domain.errors import ConflictError
 from ..domain.times import stamp
 from .dynamodb import Table
 
-_FREE = "attribute_not_exists(subject) OR #state = :released OR incident_id = :mine"
+# Ours alone, or nobody's; rows of the version before name one incident in place of a set of holders.
+_NOBODY_ELSE = (
+    "holders = :me OR (attribute_not_exists(holders) AND "
+    "(attribute_not_exists(#state) OR #state = :released OR incident_id = :mine))"
+)
+_TRIES = 4  # a holder that comes or goes in between
 
 
 class QuarantineTable:
@@ -23,34 +29,53 @@ class QuarantineTable:
         self._table.put({"subject": MODE_SUBJECT, "mode": mode.value})
 
     def hold(self, subject: str, occurrences: Sequence[str], incident_id: str, at: datetime) -> None:
-        """Held by another open incident already: held is held."""
-        self._set(subject, QuarantineState.HELD, "held_at", occurrences, incident_id, at)
-
-    def release(self, subject: str, occurrences: Sequence[str], incident_id: str, at: datetime) -> bool:
-        return self._set(subject, QuarantineState.RELEASED, "released_at", occurrences, incident_id, at)
-
-    def _set(
-        self,
-        subject: str,
-        state: QuarantineState,
-        when: str,
-        keys: Sequence[str],
-        incident_id: str,
-        at: datetime,
-    ) -> bool:
-        """`delivery_key` is the newest alone: what agents of the version before read."""
-        return self._table.update(
+        """Beside whoever holds it already. Keys are only ever added, as the agent's own entries are."""
+        row = self._table.get({"subject": subject}) or {}
+        held = row.get("state") == QuarantineState.HELD.value
+        before = {row["incident_id"]} if held and "holders" not in row and "incident_id" in row else set()
+        self._table.update(
             {"subject": subject},
-            "SET #state = :state, delivery_key = :newest, delivery_keys = :keys, incident_id = :mine, "
-            f"{when} = :at",
+            "SET #state = :held, delivery_key = :newest, incident_id = :mine, held_at = :at "
+            "ADD delivery_keys :keys, holders :holders",
             {
-                ":state": state.value,
-                ":released": QuarantineState.RELEASED.value,
-                ":newest": keys[-1],
-                ":keys": set(keys),
+                ":held": QuarantineState.HELD.value,
+                ":newest": occurrences[-1],
                 ":mine": incident_id,
                 ":at": stamp(at),
+                ":keys": set(occurrences),
+                ":holders": {incident_id} | before,
             },
-            _FREE,
-            {"#state": "state"},
+            names={"#state": "state"},
         )
+
+    def release(self, subject: str, occurrences: Sequence[str], incident_id: str, at: datetime) -> bool:
+        """`delivery_key` is the newest alone: what agents of the version before read."""
+        key, me, keys = {"subject": subject}, {incident_id}, set(occurrences)
+        for _ in range(_TRIES):
+            last = self._table.update(
+                key,
+                "SET #state = :released, delivery_key = :newest, incident_id = :mine, released_at = :at "
+                "ADD delivery_keys :keys REMOVE holders",
+                {
+                    ":released": QuarantineState.RELEASED.value,
+                    ":newest": occurrences[-1],
+                    ":mine": incident_id,
+                    ":at": stamp(at),
+                    ":keys": keys,
+                    ":me": me,
+                },
+                _NOBODY_ELSE,
+                {"#state": "state"},
+            )
+            others = not last and self._table.update(
+                key,
+                "ADD delivery_keys :keys DELETE holders :me",
+                {":keys": keys, ":me": me},
+                "attribute_exists(holders) AND holders <> :me",
+            )
+            if last or others:
+                return last
+            row = self._table.get(key) or {}
+            if "holders" not in row and row.get("incident_id") != incident_id:
+                return False  # another incident's, by the version before
+        raise ConflictError(f"quarantine row {subject} kept changing")

@@ -115,7 +115,8 @@ def _free(needs: Needs, incident: Incident, closing: State) -> str:
     permit(needs, Mode.CONTAIN, "release of the quarantine")
     keys = occurrences(needs.incidents, incident)
     for subject in subjects(incident):
-        needs.quarantine.release(subject, keys, incident.id, needs.clock.now())
+        if not needs.quarantine.release(subject, keys, incident.id, needs.clock.now()):
+            done.append(f"{subject} stays held by another incident")
     return ", ".join(done) or "quarantine released"
 
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 from lambdas.domain.approval import Answer, Approval, ApprovalState, Link
 from lambdas.domain.errors import ConflictError, PermanentError
@@ -197,23 +198,28 @@ class FakeRegistrations:
 class FakeQuarantine:
     def __init__(self) -> None:
         self.mode: Mode | None = None
-        self.rows: dict[str, dict[str, str]] = {}
+        self.rows: dict[str, dict[str, Any]] = {}
 
     def put_mode(self, mode: Mode) -> None:
         self.mode = mode
 
     def hold(self, subject: str, occurrences: Sequence[str], incident_id: str, at: datetime) -> None:
-        self._set(subject, "held", occurrences, incident_id)
+        row = self._row(subject, occurrences)
+        row["holders"].add(incident_id)
+        row |= {"state": "held", "delivery_key": occurrences[-1], "incident_id": incident_id}
 
     def release(self, subject: str, occurrences: Sequence[str], incident_id: str, at: datetime) -> bool:
-        return self._set(subject, "released", occurrences, incident_id)
-
-    def _set(self, subject: str, state: str, keys: Sequence[str], incident_id: str) -> bool:
-        row = self.rows.get(subject)
-        if row and row["state"] == "held" and row["incident_id"] != incident_id:
+        row = self._row(subject, occurrences)
+        row["holders"].discard(incident_id)
+        if row["holders"]:
             return False
-        self.rows[subject] = {"state": state, "delivery_key": keys[-1], "incident_id": incident_id}
+        row |= {"state": "released", "delivery_key": occurrences[-1], "incident_id": incident_id}
         return True
+
+    def _row(self, subject: str, occurrences: Sequence[str]) -> dict[str, Any]:
+        row = self.rows.setdefault(subject, {"holders": set(), "delivery_keys": set()})
+        row["delivery_keys"] |= set(occurrences)
+        return row
 
     def state(self, subject: str) -> str | None:
         return self.rows[subject]["state"] if subject in self.rows else None

@@ -93,7 +93,7 @@ def test_what_a_human_cordoned_meanwhile_stays(driver: Driver, kept: Incident) -
 
 
 def test_what_another_incident_holds_stays_held(driver: Driver, kept: Incident) -> None:
-    driver.world.quarantine.rows[instance_subject(SUSPECT)]["incident_id"] = "another"
+    driver.world.quarantine.rows[instance_subject(SUSPECT)]["holders"].add("another")
     assert "held by another incident" in release(driver, kept)["story"]
     assert driver.world.quarantine.state(instance_subject(SUSPECT)) == "held"
 

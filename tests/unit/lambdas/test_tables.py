@@ -22,7 +22,7 @@ from lambdas.ports import Delivery, HistoryEntry, Registered
 from tests.events import builder
 from training_agent.contract import Check, Mode, encode
 
-from .fake_stores import FakeApprovals
+from .fake_stores import FakeApprovals, FakeQuarantine
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 INSTANCE = builder.INSTANCES[1]
@@ -247,13 +247,46 @@ def test_a_verified_registration_is_not_replaced(tables: None) -> None:
     assert store.nodes("job", 2) == 1 and store.nodes("job", 1) == 0  # only what was verified is counted
 
 
+def test_a_row_is_released_when_its_last_holder_lets_go(tables: None) -> None:
+    """The fake keeps what the table keeps, after each move of two incidents on one subject."""
+    real, fake = QuarantineTable("quarantine"), FakeQuarantine()
+    moves = "hold a, hold b, release a, release c, release a, release b, hold b, release b, release d"
+    for number, (move, incident) in enumerate(m.split() for m in moves.split(", ")):
+        stores: tuple[QuarantineTable | FakeQuarantine, ...] = (real, fake)
+        answers = [
+            getattr(s, move)("gpu#g", (f"{incident}{number}", incident), incident, NOW) for s in stores
+        ]
+        assert answers[0] == answers[1], (number, move, incident)
+        item = real._table.get({"subject": "gpu#g"}) or {}
+        row = fake.rows["gpu#g"]
+        assert item["state"] == row["state"] and set(item["delivery_keys"]) == row["delivery_keys"]
+        assert set(item.get("holders", ())) == row["holders"]
+    assert row["state"] == "released"
+
+
+def test_a_hold_beside_one_of_the_version_before_keeps_both(tables: None) -> None:
+    store = QuarantineTable("quarantine")
+    old = {
+        "subject": "gpu#g",
+        "state": "held",
+        "incident_id": "a",
+        "delivery_key": "k",
+        "delivery_keys": {"k"},
+    }
+    store._table.put(old)
+    assert not store.release("gpu#g", ("z",), "z", NOW)
+    store.hold("gpu#g", ("l",), "b", NOW)
+    assert not store.release("gpu#g", ("l",), "b", NOW)
+    assert store.release("gpu#g", ("k",), "a", NOW)
+
+
 def test_a_quarantine_row_belongs_to_the_incident_that_holds_it(tables: None) -> None:
     store = QuarantineTable("quarantine")
     store.put_mode(Mode.REPLACE)
     store.hold("instance#i", ("older", "key"), "a", NOW)
-    assert not store.release("instance#i", ("key",), "b", NOW)
+    assert not store.release("instance#i", ("another",), "b", NOW)
     assert store.release("instance#i", ("older", "key"), "a", NOW)
     item = store._table.get({"subject": "instance#i"}) or {}
     assert item["state"] == "released" and item["released_at"] and item["delivery_key"] == "key"
-    assert item["delivery_keys"] == ["key", "older"]
+    assert item["delivery_keys"] == ["another", "key", "older"]
     assert (store._table.get({"subject": "mode"}) or {})["mode"] == "replace"

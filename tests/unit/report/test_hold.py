@@ -23,6 +23,9 @@ from training_agent.spool import Spool
 from .builders import JOB, ROOT, FakeAws, a_finding, a_place, an_alarm, eventually, instance, settings_of
 from .starts import Start
 
+KEY = entries_of(an_alarm(a_finding(1)))[0].delivery_key
+RELEASED = {"state": "released", "delivery_key": KEY}
+
 
 def accuse(shared: Path, *ranks: int | None, **changes: object) -> None:
     alarm = an_alarm(*(a_finding(r) for r in ranks), **changes)
@@ -93,8 +96,7 @@ def test_the_tables_row_releases_all_ranks(tmp_path: Path, capsys: pytest.Captur
     assert start.results == {}
     aws.table[f"instance#{instance(0)}"] = {
         "state": "released",
-        "delivery_key": "k",
-        "released_at": "2026-01-02T09:00:00Z",
+        "delivery_key": KEY,
     }
     results = start.finish()
     assert all(isinstance(r, HoldResult) and r.held for r in results.values())
@@ -103,13 +105,13 @@ def test_the_tables_row_releases_all_ranks(tmp_path: Path, capsys: pytest.Captur
     assert {x["rank"] for x in lines(output, "released")} == {0, 1, 2, 3}
 
 
-def test_a_release_of_an_older_alarm_does_not_release_this_one(tmp_path: Path) -> None:
+def test_a_later_release_of_another_alarm_does_not_release_this_one(tmp_path: Path) -> None:
     accuse(tmp_path, 1)
     aws = FakeAws()
     aws.table[f"instance#{instance(0)}"] = {
         "state": "released",
-        "delivery_key": "older",
-        "released_at": "2026-01-02T03:04:04.000Z",
+        "delivery_key": "another",
+        "released_at": "2026-01-02T09:00:00Z",
     }
     results = Start(tmp_path, aws=aws, hold_timeout=timedelta(seconds=0.4)).launch().finish()
     assert all(isinstance(r, RefusedNodeError) for r in results.values())
@@ -131,7 +133,7 @@ def test_a_release_under_the_alarms_own_key_counts_whatever_the_clocks_say(tmp_p
 def test_a_row_still_held_outweighs_a_released_one(tmp_path: Path) -> None:
     accuse(tmp_path, 1)
     aws = FakeAws()
-    aws.table[f"instance#{instance(0)}"] = {"state": "released", "released_at": "2026-01-02T09:00:00Z"}
+    aws.table[f"instance#{instance(0)}"] = RELEASED
     aws.table["gpu#GPU-1"] = {"state": "held"}
     results = Start(tmp_path, aws=aws, hold_timeout=timedelta(seconds=0.4)).launch().finish()
     assert all(isinstance(r, RefusedNodeError) for r in results.values())
@@ -140,7 +142,8 @@ def test_a_row_still_held_outweighs_a_released_one(tmp_path: Path) -> None:
 def test_a_job_row_releases_what_a_nameless_alarm_holds(tmp_path: Path) -> None:
     accuse(tmp_path, None)
     aws = FakeAws()
-    aws.table["job#job-1"] = {"state": "released", "released_at": "2026-01-02T09:00:00Z"}
+    (entry,) = entries_of(an_alarm(a_finding(None)))
+    aws.table["job#job-1"] = {**RELEASED, "delivery_key": entry.delivery_key}
     results = Start(tmp_path, aws=aws).launch().finish()
     assert all(isinstance(r, HoldResult) for r in results.values())
 
@@ -178,7 +181,7 @@ def test_an_unreadable_table_keeps_the_hold_and_warns_once(
     start = Start(tmp_path, aws=aws).launch()
     time.sleep(0.5)
     assert start.results == {}
-    aws.table[f"instance#{instance(0)}"] = {"state": "released", "released_at": "2026-01-02T09:00:00Z"}
+    aws.table[f"instance#{instance(0)}"] = RELEASED
     aws.broken = None
     assert all(isinstance(r, HoldResult) for r in start.finish().values())
     warnings = lines(capsys.readouterr().out, "warning")
@@ -252,7 +255,7 @@ def test_an_alarm_that_never_left_is_sent_while_the_job_holds(tmp_path: Path) ->
     start = Start(tmp_path, aws=aws).launch()
     eventually(lambda: Spool(tmp_path / "spool").unsent() == ())
     assert len(aws.events) == 1
-    aws.table[f"instance#{instance(0)}"] = {"state": "released", "released_at": "2026-01-02T09:00:00Z"}
+    aws.table[f"instance#{instance(0)}"] = RELEASED
     start.finish()
 
 
