@@ -2,7 +2,8 @@
 
 `--short` runs what `make test` runs; `--layout 6x3` one layout; `--config "bf16 immediate"` those whose label
 has it. Raw results stand in out/matrix/ as each configuration ends; `--resume` goes on where an interrupted
-run stopped. Exit code 1 when a row is not met, or is met with its check switched off, or could not be run.
+run stopped, `--judge` runs nothing and judges what stands there again. Exit code 1 when a row is not met, or
+is met with its check switched off, or could not be run.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ def main() -> int:
     parser.add_argument("--config", default="full", help="only those, such as 'bf16 immediate'")
     parser.add_argument("--layout", action="append", choices=list(rows.load()["layouts"]))
     parser.add_argument("--resume", action="store_true", help="keep the configurations that are done")
+    parser.add_argument("--judge", action="store_true", help="run nothing, judge what is there again")
     parser.add_argument("--write", action="store_true", help="the counts into docs/detection.md")
     parser.add_argument("--out", type=Path, default=Path("out/matrix.json"))
     given = parser.parse_args()
     layouts = given.layout or list(rows.load()["layouts"])
     raw = given.out.with_suffix("")
-    if not given.resume:
+    if not (given.resume or given.judge):
         shutil.rmtree(raw, ignore_errors=True)
     raw.mkdir(parents=True, exist_ok=True)
-    document = run(layouts, "short" if given.short else given.config, 7200, raw, resume=given.resume)
+    form = "short" if given.short else given.config
+    document = run(layouts, form, 7200, raw, resume=given.resume, only_judge=given.judge)
     given.out.write_text(json.dumps(document, indent=1))
     if given.write:
         replace_section("matrix", markdown(document))

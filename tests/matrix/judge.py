@@ -45,11 +45,30 @@ def problems(case: Case, table: dict[str, Any], ranks: list[Result]) -> list[str
 
 
 def verdict(case: Case, table: dict[str, Any], ranks: list[Result]) -> list[str]:
-    """`problems`, turned round for a blinded check: a row that is met without its check proves nothing."""
-    found = problems(case, table, ranks)
-    if not case.blinded or found[-1:] == ["the fault never struck"]:
-        return found
-    return [] if found else [f"met although {', '.join(case.row['off'])} is switched off"]
+    """`problems`; of a twin whose check is blinded, why it was not missed: `blind_problems`."""
+    return blind_problems(case, ranks) if case.blinded else problems(case, table, ranks)
+
+
+def blind_problems(case: Case, ranks: list[Result]) -> list[str]:
+    """Why this is no proof that the check alone sees the fault; empty: the fault struck and was missed.
+
+    A twin that crashed missed nothing, nor did one whose ranks end differently.
+    """
+    expect, off = case.row["expect"], ", ".join(case.row["off"])
+    wrong = [f"rank {r}: {found['error']}" for r, found in enumerate(ranks) if found["error"]]
+    if not any(found["strikes"] for found in ranks) and case.row["faults"]:
+        wrong.append("the fault never struck")
+    alarms = [json.loads(found["alarm"]) if found["alarm"] else None for found in ranks]
+    if any(a != alarms[0] for a in alarms):
+        return [*wrong, f"the ranks' alarms differ: {[a and a['findings'] for a in alarms]}"]
+    if alarms[0] is None:
+        ended = {found["applied"] for found in ranks}
+        return (
+            wrong if ended == {case.row["steps"]} else [*wrong, f"no alarm, and it ended at {sorted(ended)}"]
+        )
+    if (alarms[0]["check"], alarms[0]["step"]) == (expect["check"], expect["step"]):
+        wrong.append(f"{expect['check']} alarms at step {expect['step']} although {off} is switched off")
+    return wrong
 
 
 def _shift(case: Case, layout: dict[str, Any], schedule: dict[str, Any], expect: dict[str, Any]) -> int:

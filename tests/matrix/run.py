@@ -13,11 +13,20 @@ from tests.matrix import judge, results, rows
 from tests.matrix.launch import launch
 
 
-def run(layouts: list[str], form: str, timeout: float, raw: Path, *, resume: bool = False) -> dict[str, Any]:
+def run(
+    layouts: list[str],
+    form: str,
+    timeout: float,
+    raw: Path,
+    *,
+    resume: bool = False,
+    only_judge: bool = False,
+) -> dict[str, Any]:
     """Run and judge; the document that goes into the file.
 
     `raw` gets a folder per configuration as it ends. With `resume` those that are there already are judged
-    again and not run; a rank that dies leaves the others' configurations under "not_run".
+    again and not run; a rank that dies leaves the others' configurations under "not_run". With `only_judge`
+    nothing is run at all.
     """
     table = rows.load()
     document: dict[str, Any] = {"rows": [], "not_run": [], "seconds": {}}
@@ -25,8 +34,8 @@ def run(layouts: list[str], form: str, timeout: float, raw: Path, *, resume: boo
         ranks = table["layouts"][layout]["ranks"]
         configs = rows.configs(table, layout, form)
         done = [c.label for c in configs if resume and results.read(raw, c.label, ranks) is not None]
-        because = ""
-        if len(done) < len(configs):
+        because = "no raw results" if only_judge else ""
+        if len(done) < len(configs) and not only_judge:
             try:
                 launch("tests.matrix.worker", ranks, raw, layout, form, *done, timeout=timeout)
             except RuntimeError as e:
@@ -53,6 +62,9 @@ def _judge(
         lacks = rows.lacking(case, table, found[0]["features"])
         if lacks:
             document["not_run"].append({"key": case.key, "because": f"the agent has no {lacks}"})
+            continue
+        if any(case.key not in r["results"] for r in found):
+            document["not_run"].append({"key": case.key, "because": "the raw results are of another table"})
             continue
         document["rows"].append(_row(case, table, [r["results"][case.key] for r in found]))
 
@@ -107,4 +119,7 @@ def markdown(document: dict[str, Any]) -> str:
         for part in ([r for r in of if not r["switched_off"]], [r for r in of if r["switched_off"]]):
             counts.append(f"{sum(r['ok'] for r in part)} of {len(part)}")
         lines.append(f"| {label} | {counts[0]} | {counts[1]} |")
+    whole = {entry["key"] for entry in document["not_run"] if "|" not in entry["key"]}
+    if whole:
+        lines.append(f"| the other {len(whole)} | not run yet with this version | |")
     return "\n".join(lines) + "\n"

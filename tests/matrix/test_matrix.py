@@ -64,6 +64,19 @@ def test_an_interrupted_run_goes_on_with_what_it_has(
     assert [entry["because"] for entry in again["not_run"]] == ["a rank died"]
 
 
+def test_kept_raw_results_are_judged_again_without_running_anything(
+    short: dict[str, Any], raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("launched")
+
+    monkeypatch.setattr(run_module, "launch", never)
+    assert run(["6x3"], "short", 1, raw, only_judge=True) == short
+    assert {e["because"] for e in run(["8x4"], "short", 1, raw, only_judge=True)["not_run"]} == {
+        "no raw results"
+    }
+
+
 def test_every_row_says_what_proves_it() -> None:
     names = {r["name"] for r in TABLE["rows"]}
     for row in TABLE["rows"]:
@@ -125,6 +138,13 @@ def _spoil(field: str, value: Any, ranks: tuple[int, ...] = tuple(range(6))) -> 
     return found
 
 
+def _silenced(**wrong: Any) -> list[dict[str, Any]]:
+    """No rank alarms, all come to the last step; `wrong` is rank 1's."""
+    found = [{**rank, "alarm": None, "applied": 31} for rank in _found()]
+    found[1] |= wrong
+    return found
+
+
 def test_judge_accepts_the_run_that_meets_its_row() -> None:
     assert judge.problems(_case("x1000 from 23"), TABLE, _found()) == []
 
@@ -156,9 +176,40 @@ def test_judge_refuses_every_departure(found: list[dict[str, Any]]) -> None:
 def test_a_row_that_is_met_without_its_check_fails() -> None:
     case = _case("x1000 from 23")
     blind = rows.Case(case.row, case.config, blinded=True)
-    assert judge.verdict(blind, TABLE, _found()) == ["met although replay is switched off"]
-    assert judge.verdict(blind, TABLE, _spoil("alarm", None)) == []
-    assert judge.verdict(blind, TABLE, _spoil("strikes", 0)) == ["the fault never struck"]
+    met = ["replay alarms at step 30 although replay is switched off"]
+    assert judge.verdict(blind, TABLE, _found()) == met
+    assert judge.verdict(blind, TABLE, _silenced()) == []
+    never = [{**rank, "strikes": 0} for rank in _silenced()]
+    assert judge.verdict(blind, TABLE, never) == ["the fault never struck"]
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (_silenced(error="PeerLostError"), "rank 1: PeerLostError"),
+        (_spoil("error", "RuntimeError: boom"), "rank 0: RuntimeError: boom"),
+        (_spoil("alarm", None, (2,)), "the ranks' alarms differ"),
+        (_spoil("verdict", "transient"), "replay alarms at step 30"),
+        (_spoil("kind", "pair"), "replay alarms at step 30"),
+        (_spoil("saved", [30]), "replay alarms at step 30"),
+        (_silenced(applied=29), "ended at [29, 31]"),
+    ],
+    ids=[
+        "one rank crashed",
+        "all crashed",
+        "alarms differ",
+        "other verdict",
+        "other kind",
+        "other saves",
+        "ended early",
+    ],
+)
+def test_a_blinded_twin_that_crashes_or_is_red_for_another_reason_is_not_missed(
+    found: list[dict[str, Any]], says: str
+) -> None:
+    case = _case("x1000 from 23")
+    wrong = judge.verdict(rows.Case(case.row, case.config, blinded=True), TABLE, found)
+    assert any(says in w for w in wrong)
 
 
 def test_oracle_knows_the_published_pairs_and_rotates() -> None:
