@@ -113,12 +113,13 @@ class CheckResult(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeepCheck:
-    """A deep health check under way; `before_*` is the snapshot taken before it was started."""
+    """A deep health check; `before_label` is the snapshot that is saved before it is started."""
 
     result: CheckResult = CheckResult.NOT_RUN
     polls: int = 0
     seen_in_progress: bool = False
     before_label: str | None = None
+    snapshot: bool = False  # `before_label` was read; otherwise a label says nothing about this check
     note: str = ""
 
 

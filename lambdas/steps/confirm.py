@@ -45,10 +45,13 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     before = needs.incidents.get(incident_id)
     alarm = alarm_of(needs.incidents, before)
     row, facts = _judge(needs, before, alarm)
-    incident = before.to(State.CONFIRMING)
+    before.to(
+        State.CONFIRMING
+    )  # raises where the flow has no such step; the state is written with the result
+    incident = before
     if Confirm.SECOND_CONFIRMATION in row.confirm:
         story = "the agent's second confirmation was read"
-        record(needs, before, replace(incident, second_read=True), story)
+        record(needs, before, replace(incident, second_read=True).to(State.CONFIRMING), story)
         return StepResult("confirmed", story)
     if Confirm.HISTORY in row.confirm and incident.repeats is None:
         incident = replace(incident, repeats=_repeats(needs.incidents, incident))
@@ -58,13 +61,13 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     if not wants_check(row, facts):
         story = f"history read: {'accused before' if incident.repeats else 'nothing before'}"
         needs.controls.unlock(CHECK_LOCK, incident.id)
-        record(needs, before, incident, story)
+        record(needs, before, incident.to(State.CONFIRMING), story)
         return StepResult("confirmed", story)
     incident = deep_check.go_on(needs, incident, row)
     check = incident.deep_check
     waiting = check.result in (CheckResult.NOT_RUN, CheckResult.RUNNING)
     story = f"deep health check: {check.result.value}" + (f" ({check.note})" if check.note else "")
-    record(needs, before, incident, story)
+    record(needs, before, incident.to(State.CONFIRMING), story)
     if waiting:
         wait = WAIT_SECONDS if check.polls < QUICK_POLLS else LONG_WAIT_SECONDS
         return StepResult("waiting", story, wait_seconds=wait)

@@ -2,7 +2,8 @@
 
 Used by `confirm`. A check is not harmless: under NodeRecovery Automatic it may reboot or replace the node
 by itself, so a human approves it first, by name. No API tells a check's result: labels and status are polled,
-and Running means passed only after the check was seen in progress.
+and Running means passed only after the check was seen in progress. Labels outlive their check, so the one
+that stood before the start is saved before the start: a check that never ran says nothing about its node.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ MAX_UNSEEN_POLLS = 15  # accepted and never seen in progress
 MAX_WAITS_FOR_START = 60  # for the job's pods to leave, or for another check in this cluster
 CHECK_LOCK = "deep_check"  # one check per cluster at a time
 IN_PROGRESS = "DeepHealthCheckInProgress"
+LABEL_IN_PROGRESS = "InProgress"
 CHECK_LABEL = "sagemaker.amazonaws.com/deep-health-check-status"  # InProgress | Passed | Failed
 EFFECT = "deep_check"
 MULTI_NODE = "MultiNodeTrainingValidation"
@@ -73,12 +75,20 @@ def _start(needs: Checkers, incident: Incident, target: Target, checks: tuple[st
         return _ended(incident, CheckResult.NODE_GONE, f"{target.instance_id} is gone or launched again")
     if needs.incidents.effect(incident.id, EFFECT) is not None:
         # A retry after a crash: the intent stands, so it may have been started. Look, never start again.
-        note = "started before; looked at again"
-        return _poll(needs, replace(incident, deep_check=DeepCheck(CheckResult.RUNNING, note=note)))
+        return _poll(needs, _running(incident))
+    label = node.labels.get(CHECK_LABEL)
+    if label == LABEL_IN_PROGRESS or member.status == IN_PROGRESS:
+        needs.controls.unlock(CHECK_LOCK, incident.id)
+        return _wait(incident, "a check that is not ours runs on the node")
+    return _begin(needs, _with_snapshot(needs, incident, label), target, checks)
+
+
+def _begin(needs: Checkers, incident: Incident, target: Target, checks: tuple[str, ...]) -> Incident:
+    """Permission, INTENT, the call, RESULT; in this order."""
     try:
         permit(needs, Mode.REPLACE, "deep health check")
         if not needs.incidents.intend(incident.id, EFFECT, needs.clock.now()):
-            return _poll(needs, replace(incident, deep_check=DeepCheck(CheckResult.RUNNING)))
+            return _poll(needs, _running(incident))
         needs.cluster.start_health_check(target.group, target.instance_id, checks)
     except RefusedError as e:
         needs.incidents.conclude(incident.id, EFFECT, f"refused: {e.code}", needs.clock.now())
@@ -86,8 +96,20 @@ def _start(needs: Checkers, incident: Incident, target: Target, checks: tuple[st
     except HaltedError as e:
         return _ended(incident, CheckResult.UNAVAILABLE, str(e))
     needs.incidents.conclude(incident.id, EFFECT, "started", needs.clock.now())
-    running = DeepCheck(CheckResult.RUNNING, before_label=node.labels.get(CHECK_LABEL))
-    return _poll(needs, replace(incident, deep_check=running))
+    return _poll(needs, _running(incident))
+
+
+def _with_snapshot(needs: Checkers, incident: Incident, label: str | None) -> Incident:
+    """Save what the label says before the start, so that whoever comes after a crash can compare."""
+    before = DeepCheck(before_label=label, snapshot=True)
+    if incident.deep_check == before:
+        return incident
+    return needs.incidents.save(replace(incident, deep_check=before))
+
+
+def _running(incident: Incident) -> Incident:
+    """The check may be under way; what was saved before the start is kept."""
+    return replace(incident, deep_check=replace(incident.deep_check, result=CheckResult.RUNNING, note=""))
 
 
 def _another_runs(needs: Checkers, incident: Incident, target: Target) -> bool:
@@ -116,8 +138,9 @@ def _poll(needs: Checkers, incident: Incident) -> Incident:
     if member is None or node is None:
         return _ended(incident, CheckResult.NODE_GONE, f"{target.instance_id} vanished during the check")
     label = node.labels.get(CHECK_LABEL)
-    in_progress = label == "InProgress" or member.status == IN_PROGRESS
-    seen = check.seen_in_progress or in_progress or (label is not None and label != check.before_label)
+    in_progress = label == LABEL_IN_PROGRESS or member.status == IN_PROGRESS
+    changed = check.snapshot and label is not None and label != check.before_label
+    seen = check.seen_in_progress or in_progress or changed
     if seen and not in_progress:
         if label == "Failed":
             return _ended(incident, CheckResult.FAILED, "label Failed")

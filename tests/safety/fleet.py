@@ -51,6 +51,7 @@ class PlantCluster(FakeCluster):
         if self.check_ends == "never":
             return
         self.set_status(instance_id, "DeepHealthCheckInProgress")
+        self._plant.label_check(instance_id, "InProgress")
         if self.check_ends != "stuck":
             failed = self.check_ends == "fail"
             self._plant.later(CHECK_TAKES, lambda: self._plant.end_check(instance_id, failed=failed))

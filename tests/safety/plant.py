@@ -39,6 +39,12 @@ from .wires import Wired, Wires
 MAX_RECEIVES = 5  # of a message, before the dead-letter queue
 ALIASES = {"replacer": "cluster", "labeller": "cluster"}  # further ports onto HyperPod
 NOT_WIRED = ("settings", "clock")
+CHECK_LABEL = "sagemaker.amazonaws.com/deep-health-check-status"
+
+
+def born_with(instance_id: str) -> str:
+    """What the checks at its start left on a node: labels outlive their check, bad ones too."""
+    return "Failed" if int(instance_id.removeprefix("i-"), 16) % 3 == 0 else "Passed"
 
 
 class Plant(People):
@@ -80,6 +86,7 @@ class Plant(People):
         for job in self.jobs:
             for instance in job.instances:
                 self.add_node(instance)
+                self.label_check(instance, born_with(instance))
             self.start_job(job)
 
     # the world
@@ -92,7 +99,7 @@ class Plant(People):
         new = f"i-{next(cluster._numbers):017x}"
         cluster.members[new] = ClusterNode(new, old.group, "Running", stamp(self.world.clock.at))
         name = f"hyperpod-{new}"
-        kubernetes.nodes[name] = KubeNode(name, name, "1", False, {}, {})
+        kubernetes.nodes[name] = KubeNode(name, name, "1", False, {}, {CHECK_LABEL: born_with(new)})
         for job in self.jobs:
             job.instances = [new if i == instance_id else i for i in job.instances]
         return new
@@ -105,15 +112,18 @@ class Plant(People):
         self.watch.cordoner.pop(name, None)
         return self.world.cluster.members.pop(instance_id)
 
+    def label_check(self, instance_id: str, said: str) -> None:
+        name = f"hyperpod-{instance_id}"
+        node = self.world.kubernetes.nodes.get(name)
+        if node is not None:
+            self.world.kubernetes.change(name, labels={**node.labels, CHECK_LABEL: said})
+
     def end_check(self, instance_id: str, *, failed: bool) -> None:
         """HyperPod ends its check: labels and status; under Automatic a failed node is replaced."""
         if instance_id not in self.world.cluster.members:
             return
-        name, label = f"hyperpod-{instance_id}", "sagemaker.amazonaws.com/deep-health-check-status"
-        node = self.world.kubernetes.nodes.get(name)
-        if node is not None:
-            labels = {**node.labels, label: "Failed" if failed else "Passed"}
-            self.world.kubernetes.change(name, labels=labels)
+        self.label_check(instance_id, "Failed" if failed else "Passed")
+        self.watch.check_ended(instance_id, failed=failed)
         self.world.cluster.set_status(instance_id, "Running")
         if failed and self.world.cluster.facts.node_recovery == "Automatic":
             self.swap(instance_id)

@@ -1,4 +1,4 @@
-"""Looks over the handlers' shoulder: the invariants I1 to I8, judged at the moment of each effect.
+"""Looks over the handlers' shoulder: the invariants I1 to I9, judged at the moment of each effect.
 
 In: each port call before and after it is carried out, and what people and HyperPod really did. Out:
 `violations`, one sentence each. It shares no code with the guards it judges: it counts, compares and reads
@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from lambdas.domain.approval import Action, Answer
+from lambdas.domain.incident import CheckResult, State
 from tests.unit.lambdas.fakes import World
 from training_agent.contract import Mode
 
@@ -61,6 +62,10 @@ class Watch:
         self.cordoner: dict[str, str] = {}  # node -> incident id, or "human"
         self.consent: dict[str, Answer] = {}  # approval id -> what a person really answered there
         self.effects: list[tuple[str, str, str]] = []  # incident, kind, subject
+        self.checking: dict[
+            str, str
+        ] = {}  # instance -> incident whose check was called last, after its cordon
+        self.checked: dict[tuple[str, str], bool] = {}  # (incident, instance) -> did its check end as failed?
 
     def before(self, function: str, incident_id: str, call: str, args: tuple[Any, ...]) -> None:
         self.calls[call] += 1
@@ -86,6 +91,7 @@ class Watch:
             self.effects.append((incident_id, "replace", args[0]))
         elif call == "cluster.start_health_check":
             self.effects.append((incident_id, "deep_check", args[1]))
+            self.checking[args[1]] = incident_id
         elif call == "kubernetes.patch_node":
             kind = "cordon" if args[1] else "uncordon"
             self.cordoner[args[0].name] = incident_id if args[1] else ""
@@ -125,6 +131,9 @@ class Watch:
             self.say("I1", f"{instance_id} is not in the cluster")
         else:
             self._budget(incident_id, members[instance_id].group)
+        check = self.world.incidents.rows[incident_id].deep_check
+        if check.result is CheckResult.FAILED and check.note == "label Failed":
+            self._proven(incident_id, instance_id, failed=True)
         if any(i.incident_id == incident_id for i in self.issued):
             self.say("I2", f"{incident_id} replaces twice")
         for other in self.issued:
@@ -169,10 +178,23 @@ class Watch:
 
     def _patch(self, incident_id: str, node: str, unschedulable: bool) -> None:
         by = self.cordoner.get(node, "")
+        row = self.world.incidents.rows[incident_id]
+        if not unschedulable and not row.state.terminal and row.closing is State.RELEASED:
+            self._proven(incident_id, node.removeprefix("hyperpod-"), failed=False)
         if not unschedulable and by != incident_id:
             self.say("I7", f"{incident_id} uncordons {node}, cordoned by {by or 'nobody'}")
         if unschedulable and by not in ("", incident_id):
             self.say("I7", f"{incident_id} takes over the cordon of {node}, which is {by}'s")
+
+    def check_ended(self, instance_id: str, *, failed: bool) -> None:
+        """HyperPod's check of a node has really ended, as the plant knows it."""
+        if instance_id in self.checking:
+            self.checked[self.checking.pop(instance_id), instance_id] = failed
+
+    def _proven(self, incident_id: str, instance_id: str, *, failed: bool) -> None:
+        """Released or accused on a check's word: this incident's own check of the node ended so."""
+        if self.checked.get((incident_id, instance_id)) is not failed:
+            self.say("I9", f"{incident_id} judges {instance_id} by a check that never ended so")
 
     def _evict(self, incident_id: str, pod: Any) -> None:
         incident = self.world.incidents.rows[incident_id]

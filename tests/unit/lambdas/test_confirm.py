@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from lambdas.domain.errors import RefusedError
+from lambdas.domain.errors import RefusedError, UnavailableError
 from lambdas.domain.incident import CheckResult, DeepCheck, Incident
 from lambdas.domain.policy import Control
 from lambdas.steps.confirm import CHECK_LABEL, CHECK_LOCK, MAX_WAITS_FOR_START
+from lambdas.steps.deep_check import MAX_UNSEEN_POLLS
 from tests.events import builder
 from training_agent.contract import Mode, Verdict
 
@@ -116,6 +117,38 @@ def test_a_label_left_from_an_earlier_check_is_not_a_result(driver: Driver, deci
     driver.world.cluster.start_health_check = lambda *_: None  # type: ignore[method-assign]
     for _ in range(3):
         assert driver.step("confirm", decided)["outcome"] == "waiting"
+
+
+@pytest.mark.parametrize("stale", ["Passed", "Failed"])
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_check_that_never_ran_neither_exonerates_nor_accuses(
+    driver: Driver, decided: Incident, monkeypatch: pytest.MonkeyPatch, stale: str, saved: bool
+) -> None:
+    """Every node of a group with checks at start carries the label of the last one; the call may be lost."""
+    driver.world.kubernetes.change(NODE, labels={CHECK_LABEL: stale})
+
+    def lost(*_: str) -> None:
+        raise UnavailableError("timeout before the effect")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driver.world.cluster, "start_health_check", lost)
+        with pytest.raises(UnavailableError):
+            driver.step("confirm", decided)
+    if not saved:  # a row of the version before, which kept no snapshot
+        rows = driver.world.incidents.rows
+        rows[decided.id] = replace(rows[decided.id], deep_check=DeepCheck())
+    for _ in range(MAX_UNSEEN_POLLS - 1):
+        assert driver.step("confirm", decided)["outcome"] == "waiting"
+    assert driver.step("confirm", decided)["outcome"] == "confirmed"
+    assert result(driver, decided) is CheckResult.NEVER_STARTED
+    assert driver.step("decide", decided)["outcome"] == "human"
+    assert driver.world.cluster.calls == []
+
+
+def test_no_check_of_ours_beside_one_that_runs_on_the_node(driver: Driver, decided: Incident) -> None:
+    driver.world.cluster.set_status(SUSPECT, "DeepHealthCheckInProgress")
+    assert driver.step("confirm", decided)["outcome"] == "waiting"
+    assert driver.world.cluster.calls == [] and not driver.world.controls.locks
 
 
 def test_a_label_that_changes_counts_without_having_been_seen_in_progress(
