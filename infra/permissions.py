@@ -7,6 +7,7 @@ IAM cannot limit which node ids a call names; that is guarded in the steps thems
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from training_agent.contract import METRIC_NAMESPACE
 
@@ -91,6 +92,7 @@ BREAKER = Allow(
         "Null": {"dynamodb:LeadingKeys": "false"},
     },
 )
+OPEN_BREAKER = replace(BREAKER, actions=("PutItem",))  # over a replacement whose end was not seen
 REPLACING = (  # whatever the method
     *KUBERNETES,
     ROWS,
@@ -185,6 +187,7 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
         _rows("GetItem", of=(Place.APPROVALS,)),
         SWITCHES,
         FREE_LOCK,
+        OPEN_BREAKER,
         _rows("Query", of=(Place.REGISTRATIONS,)),
         _rows("GetItem", "UpdateItem", of=(Place.QUARANTINE,)),
         NEWS,
@@ -209,6 +212,7 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
         _rows("GetItem", "UpdateItem", of=(Place.APPROVALS,)),
         SWITCHES,
         FREE_LOCK,
+        OPEN_BREAKER,
         _rows("PutItem", of=(Place.QUARANTINE,)),  # the mode row
         ANSWER,
         Allow("states", ("DescribeExecution",), at=(Place.EXECUTIONS,)),

@@ -101,8 +101,8 @@ class IncidentWorkflow(Construct):
             approval_timed_out,
         ):
             task.add_catch(tell_human)
-        for task in (replace, verify):
-            task.add_catch(tell_human)
+        verify.add_catch(tell_human)
+        replace.add_catch(verify)  # it may have called before it died: verify tells by the effect's row
         resume.add_catch(tell_left_open)  # not tell_human: it leads back here, one mail a round
         for task in (tell_human, tell_left_open):
             task.add_catch(left_open)

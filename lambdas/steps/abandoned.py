@@ -22,7 +22,7 @@ from . import notices
 from .deep_check import CHECK_LOCK
 from .locate import gate_of
 from .outcome import Recorder, alarm_of, record
-from .replace import EFFECT, REFUSED, REPLACE_LOCK
+from .replace import EFFECT, in_flight, let_go
 
 NEVER_STARTED = timedelta(minutes=15)  # the queue delivers an alarm again for so long
 NOTICE = "abandoned"  # the effect's row
@@ -58,7 +58,8 @@ def is_abandoned(needs: Undertaker, incident: Incident, now: datetime) -> bool:
 def end(needs: Undertaker, incident: Incident) -> None:
     """Write the terminal state; an outcome that nobody knows is read from the world first."""
     status = needs.executions.status(execution_name(incident)) or "never started"
-    requested = _settle(needs, incident)
+    _settle(needs, incident)
+    requested = in_flight(needs.incidents, incident)
     last = State.REPLACEMENT_DEGRADED if requested else State.HANDED_TO_HUMAN
     if incident.synthetic:
         last = State.CLOSED
@@ -66,8 +67,8 @@ def end(needs: Undertaker, incident: Incident) -> None:
     closing = replace(incident, closing=last, human_reason=reason).to(State.CLOSING)
     saved = record(needs, incident, closing, f"execution {status}")
     needs.incidents.free_gate(gate_of(saved), saved.id)
-    for lock in (CHECK_LOCK, REPLACE_LOCK):
-        needs.controls.unlock(lock, saved.id)
+    needs.controls.unlock(CHECK_LOCK, saved.id)
+    let_go(needs, saved)
     _tell(needs, saved, reason, last, issued=requested)
     record(needs, saved, replace(saved, closed_at=stamp(needs.clock.now())).to(last), reason)
 
@@ -103,12 +104,10 @@ def _arn_of(needs: Undertaker, incident: Incident) -> str:
     return f"{machine.replace(':stateMachine:', ':execution:', 1)}:{execution_name(incident)}"
 
 
-def _settle(needs: Undertaker, incident: Incident) -> bool:
-    """Conclude open effects by what the world says; True when a replacement may have been requested."""
-    requested = False
+def _settle(needs: Undertaker, incident: Incident) -> None:
+    """Conclude open effects by what the world says."""
     for effect in needs.incidents.effects_of(incident.id):
         replaces = effect.name == EFFECT or effect.name.startswith(f"{EFFECT}:")
-        requested = requested or (replaces and not effect.result.startswith(REFUSED))
         if effect.state is EffectState.RESULT or effect.name == NOTICE:
             continue
         seen = "not looked at"
@@ -117,4 +116,3 @@ def _settle(needs: Undertaker, incident: Incident) -> bool:
             seen = f"{incident.instance_id} is {'still there' if present else 'gone'}"
         needs.incidents.conclude(incident.id, effect.name, f"ISSUED_UNKNOWN: {seen}", needs.clock.now())
         needs.incidents.audit(incident.id, effect.name, f"unknown outcome: {seen}", needs.clock.now())
-    return requested

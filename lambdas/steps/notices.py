@@ -24,7 +24,7 @@ from ..ports import Approvals, Mail
 from ..settings import RequestApprovalSettings
 from .effects import Permitted
 from .outcome import Recorder, StepResult, Took, alarm_of, amend, evidence_of
-from .replace import REFUSED, effect_name
+from .replace import in_flight
 from .way import way_to
 
 TOLD = frozenset(
@@ -61,6 +61,9 @@ def tell(needs: Speaker, incident_id: str, seen: Any, execution: str = "") -> St
         return StepResult("told", f"the incident has ended as {before.state.value}")
     reason = before.human_reason or _reason(seen)
     closing = before.closing if before.closing in TOLD else State.HANDED_TO_HUMAN
+    issued = in_flight(needs.incidents, before)
+    if issued:
+        closing = State.REPLACEMENT_DEGRADED  # `resume` opens the breaker before it frees the lock
     if before.synthetic:
         closing = State.CLOSED
     elif not before.touched and _observing(needs):
@@ -72,13 +75,12 @@ def tell(needs: Speaker, incident_id: str, seen: Any, execution: str = "") -> St
             told = needs.incidents.effect(incident.id, "notice")
             if told is not None and told.state is EffectState.RESULT:
                 return StepResult("told", "a human was told before")
-        effect = needs.incidents.effect(incident.id, effect_name(incident.tries.get("refused", 0)))
         subject, body = mails.notice_mail(
             incident,
             lines(needs, incident, alarm_of(needs.incidents, incident)),
             reason,
             closing,
-            issued=effect is not None and not effect.result.startswith(REFUSED),
+            issued=issued,
             console=console_url(execution),
         )
         story = send_to_all(needs.mail, subject, body)

@@ -8,6 +8,7 @@ row, evidence, world, breaker, mode and budget are read again.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from training_agent.contract import Mode
 
@@ -117,6 +118,40 @@ def _run(needs: Needs, incident_id: str) -> StepResult:
 def effect_name(attempt: int) -> str:
     """Row of the n-th call, counted by refusals; each is called at most once."""
     return EFFECT if attempt == 0 else f"{EFFECT}:{attempt}"
+
+
+def requested(incidents: Incidents, incident: Incident) -> bool:
+    """Was a replacement requested, or may it have been? Its rows say so: the call's answer can be lost."""
+    calls = (e for e in incidents.effects_of(incident.id) if e.name.partition(":")[0] == EFFECT)
+    return any(not e.result.startswith(REFUSED) for e in calls)
+
+
+def in_flight(incidents: Incidents, incident: Incident) -> bool:
+    """Was one requested whose end nobody has seen?"""
+    seen = incident.new_instance_id is not None or incident.closing is State.TERMINATED_NO_DEMAND
+    return not seen and requested(incidents, incident)
+
+
+class Responsible(Protocol):
+    @property
+    def incidents(self) -> Incidents: ...
+    @property
+    def controls(self) -> Controls: ...
+    @property
+    def clock(self) -> Clock: ...
+
+
+def let_go(needs: Responsible, incident: Incident) -> bool:
+    """Free the lock; what is in flight then keeps others away by the breaker. True when something is.
+
+    The breaker opens first: between the two nobody else can begin.
+    """
+    flying = in_flight(needs.incidents, incident)
+    if flying:
+        reason = f"a replacement of {incident.instance_id} was requested and its end was not seen"
+        needs.controls.open_breaker(reason, incident.id, needs.clock.now())
+    needs.controls.unlock(REPLACE_LOCK, incident.id)
+    return flying
 
 
 def _drilled(needs: Needs, incident: Incident) -> StepResult:

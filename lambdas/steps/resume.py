@@ -22,7 +22,7 @@ from .contain import occurrences, subjects
 from .effects import permit, uncordon
 from .locate import gate_of
 from .outcome import StepResult, alarm_of, record
-from .replace import REPLACE_LOCK
+from .replace import let_go
 
 WAIT_SECONDS = 30
 LONG_WAIT_SECONDS = 60  # after QUICK_POLLS
@@ -151,10 +151,13 @@ def _comparison(needs: Needs, incident: Incident) -> str:
 
 
 def _close(needs: Needs, incident: Incident, end: State, story: str) -> StepResult:
-    """Free gate and locks, then the terminal state: a retry in between frees them again, harmlessly."""
-    done = replace(incident, closed_at=stamp(needs.clock.now())).to(end)
+    """Free gate and locks, then the terminal state: a retry in between frees them again, harmlessly.
+
+    Whatever broke off, a replacement in flight ends as degraded, with the breaker open.
+    """
     needs.controls.unlock(CHECK_LOCK, incident.id)
-    needs.controls.unlock(REPLACE_LOCK, incident.id)
+    end = State.REPLACEMENT_DEGRADED if let_go(needs, incident) else end
+    done = replace(incident, closed_at=stamp(needs.clock.now())).to(end)
     needs.incidents.free_gate(gate_of(incident), incident.id)
     record(needs, incident, done, story)
     return StepResult("closed", f"{end.value}: {story}")

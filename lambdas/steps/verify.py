@@ -1,20 +1,21 @@
 """Did the replacement happen? Old id gone, and a NEW id Running in the same group.
 
-In: a REPLACING incident. Out: "waiting", "verified" with the newcomer's id, or "degraded": a human, and the
-breaker opens. Where Karpenter manages the nodes, "the old id is gone and no pod waits for a node" is its own
-good end. Only reads the cluster; frees the replacement lock when it is over.
+In: a REPLACING incident, also one whose `replace` died. Out: "waiting", "verified" with the newcomer's id, or
+"degraded": a human, and the breaker opens. Where Karpenter manages the nodes, "the old id is gone and no pod
+waits for a node" is its own good end. Only reads the cluster; frees the replacement lock when it is over.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..domain.errors import NeedsHumanError
 from ..domain.incident import Incident, State
 from ..domain.times import moment
 from ..ports import Bus, Clock, Cluster, ClusterNode, Controls, Incidents, Kubernetes
 from ..settings import VerifySettings
 from .outcome import StepResult, Took, record
-from .replace import REPLACE_LOCK
+from .replace import REPLACE_LOCK, requested
 
 WAIT_SECONDS = 60
 NO_DEMAND_POLLS = 10  # looks without a pod that waits, after the old id is gone
@@ -34,6 +35,8 @@ class Needs:
 
 def run(needs: Needs, incident_id: str) -> StepResult:
     before = needs.incidents.get(incident_id)
+    if not requested(needs.incidents, before):
+        raise NeedsHumanError("the replacement broke off before anything was requested: nothing was replaced")
     incident = before.to(State.VERIFYING)
     target = incident.targets[0]
     members = needs.cluster.nodes()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from lambdas.domain.approval import Action, Answer
@@ -62,6 +62,7 @@ class Watch:
         self.cordoner: dict[str, str] = {}  # node -> incident id, or "human"
         self.consent: dict[str, Answer] = {}  # approval id -> what a person really answered there
         self.effects: list[tuple[str, str, str]] = []  # incident, kind, subject
+        self.breaker_closed_at = datetime.min.replace(tzinfo=timezone.utc)
         self.checking: dict[
             str, str
         ] = {}  # instance -> incident whose check was called last, after its cordon
@@ -89,6 +90,8 @@ class Watch:
         if call == "cluster.replace" and out.accepted:
             self.issued.append(Issued(self.world.clock.at, incident_id, args[0]))
             self.effects.append((incident_id, "replace", args[0]))
+        elif call == "controls.close_breaker" and out:
+            self.breaker_closed_at = self.world.clock.at
         elif call == "cluster.start_health_check":
             self.effects.append((incident_id, "deep_check", args[1]))
             self.checking[args[1]] = incident_id
@@ -137,9 +140,9 @@ class Watch:
         if any(i.incident_id == incident_id for i in self.issued):
             self.say("I2", f"{incident_id} replaces twice")
         for other in self.issued:
-            row = self.world.incidents.rows[other.incident_id]
-            gone_for_good = self.world.cluster.facts.karpenter and other.instance_id not in members
-            under_way = not row.state.terminal and row.new_instance_id is None and not gone_for_good
+            # By what HyperPod has done, not by what its incident says of itself; a person who closes the
+            # breaker has looked at what was issued before.
+            under_way = other.instance_id in members and other.at > self.breaker_closed_at
             if other.incident_id != incident_id and under_way:
                 self.say("I3", f"{incident_id} beside {other.incident_id}, which is under way")
         if self.cordoner.get(f"hyperpod-{instance_id}") != incident_id:
