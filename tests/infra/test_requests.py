@@ -20,6 +20,8 @@ from tests.infra.reading import as_list
 RECORDED = recording.load()
 BY_LAMBDA = "the Lambda service calls it with the function's role"
 UNUSED = {  # allowed, and asked for by no handler in the workflow tests: function, action -> reason
+    ("Resume", "dynamodb:PutItem"): "the breaker, over a replacement whose end was not seen",
+    ("Reconcile", "dynamodb:PutItem"): "the breaker, over an abandoned replacement whose end was not seen",
     ("*", "logs:CreateLogStream"): BY_LAMBDA,
     ("*", "logs:PutLogEvents"): BY_LAMBDA,
     ("*", "sqs:*"): BY_LAMBDA + ": it polls the queue, or sends the event of a failed call",

@@ -124,6 +124,7 @@ def test_every_failure_is_caught(states: States) -> None:
     after = {name: task["Catch"][-1] for name, task in tasks(states).items()}
     assert all(catch["ErrorEquals"] == ["States.ALL"] for catch in after.values())
     told = {"tell_human": "left_open", "tell_left_open": "left_open", "resume": "tell_left_open"}
+    told["replace"] = "verify"  # it may have called before it died
     assert {name: catch["Next"] for name, catch in after.items()} == {
         name: told.get(name, "tell_human") for name in after
     }
