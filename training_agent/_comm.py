@@ -78,13 +78,15 @@ class Comm:
         if parcel is not None:
             header = torch.frombuffer(bytearray(parcel.header), dtype=torch.uint8).to(self.device)
             sizes = torch.tensor([header.numel(), parcel.payload.numel()], device=self.device)
-        with self.peers(f"sharing the micro-batch of rank {source}"):
+        doing = f"sharing the micro-batch of rank {source}"
+        with self.peers(doing):
             dist.broadcast(sizes, source, group=self.group)
             header_bytes, payload_bytes = (int(n) for n in sizes.tolist())
-            if parcel is None:
-                body = torch.empty(header_bytes + payload_bytes, dtype=torch.uint8, device=self.device)
-            else:
-                body = torch.cat([parcel.payload, header])
+        if parcel is None:
+            body = torch.empty(header_bytes + payload_bytes, dtype=torch.uint8, device=self.device)
+        else:
+            body = torch.cat([parcel.payload, header])
+        with self.peers(doing):
             dist.broadcast(body, source, group=self.group)
         return _parcel(body, payload_bytes)
 
@@ -136,9 +138,15 @@ class Comm:
 
     @contextmanager
     def peers(self, doing: str) -> Iterator[None]:
-        """Turn a failing collective inside the block into `PeerLostError`."""
+        """Turn a failing collective inside the block into `PeerLostError`.
+
+        Only collectives, and the host's wait for them, belong inside: other work that fails there would be
+        taken for a peer's end. What this rank's own GPU says stays what it is.
+        """
         try:
             yield
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
         except (RuntimeError, ValueError) as e:  # gloo's and NCCL's own errors; the group was destroyed
             log_line("peer_lost", rank=self.rank, doing=doing, error=str(e)[:200])
             raise PeerLostError(

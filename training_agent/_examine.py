@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
@@ -134,8 +135,8 @@ class Examiner:
 
     def compare_weights(self, state: Mapping[str, Tensor] | None = None) -> Divergence:
         """Check 3: the replicas' parameters as they are now, and with them the optimizer's `state`."""
-        with self._comm.peers("comparing weights"):
-            return find_divergent_ranks({**self._weights, **(state or {})}, self._comm.group)
+        around = partial(self._comm.peers, "comparing weights")
+        return find_divergent_ranks({**self._weights, **(state or {})}, self._comm.group, around=around)
 
     def optimizer_state(self) -> dict[str, Tensor] | None:
         """What the optimizers keep; None when the ranks do not keep the same entries. A collective."""

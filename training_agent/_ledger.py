@@ -17,7 +17,7 @@ from ._alarm import Passes, Sighting
 from ._comm import Comm
 from ._examine import OVERFLOW_LIMIT, AuditPass
 from .digest import DIGEST_VERSION, digest
-from .errors import ConfigurationError
+from .errors import AgentError, ConfigurationError
 from .log_line import log_line
 from .report import StepChecks
 
@@ -186,6 +186,30 @@ class LoadedManifest:
         passes = Passes(*(manifest.get(name) for name in last))
         return cls(manifest["step"], passes, dict(manifest.get("digests", {})))
 
+    @classmethod
+    def read(cls, manifest: Mapping[str, Any], comm: Comm, refusal: str = "") -> LoadedManifest:
+        """Read a manifest on all ranks; a collective, so that a rank that cannot leaves none waiting.
+
+        Args:
+            refusal: why this rank does not go on, if so.
+
+        Raises:
+            ConfigurationError: on every rank: one of them refuses or cannot read, or their steps differ.
+        """
+        mine: LoadedManifest | None = None
+        problem = refusal
+        try:
+            mine = cls.parse(manifest)
+        except Exception as e:  # noqa: BLE001 - whatever a broken manifest raises must end all ranks alike
+            problem = problem or (str(e) if isinstance(e, AgentError) else f"{type(e).__name__}: {e}")
+        answers = comm.gather((problem, mine and mine.step))
+        problems = [f"rank {r}: {p}" for r, (p, _) in zip(comm.ranks, answers, strict=True) if p]
+        if problems or mine is None:
+            raise ConfigurationError("; ".join(problems[:3]))
+        if any(step != mine.step for _, step in answers):
+            raise ConfigurationError(f"Ranks loaded different steps: {[step for _, step in answers]}.")
+        return mine
+
     def compare(self, module: nn.Module, comm: Comm) -> str | None:
         """Compare what was loaded with what was saved, on all ranks; a collective.
 
@@ -193,14 +217,19 @@ class LoadedManifest:
             None when all is equal; a sentence, the same on every rank, when some bits differ.
 
         Raises:
-            ConfigurationError: ranks loaded different steps.
+            ConfigurationError: on every rank, when one of them could not compute its digests.
         """
-        loaded = state_digests(module)
-        damaged = [name for name, row in self.digests.items() if loaded.get(name) != row]
-        answers = comm.gather((self.step, damaged[:3], len(damaged)))
-        if any(step != self.step for step, _, _ in answers):
-            raise ConfigurationError(f"Ranks loaded different steps: {[step for step, _, _ in answers]}.")
+        damaged, problem = [], ""
+        try:
+            loaded = state_digests(module)
+            damaged = [name for name, row in self.digests.items() if loaded.get(name) != row]
+        except Exception as e:  # noqa: BLE001 - memory, or a user's state_dict: the others wait below
+            problem = f"{type(e).__name__}: {e}"
+        answers = comm.gather((problem, damaged[:3], len(damaged)))
         by_rank = dict(zip(comm.ranks, answers, strict=True))
+        problems = [f"rank {r}: {p}" for r, (p, _, _) in by_rank.items() if p]
+        if problems:
+            raise ConfigurationError(f"The loaded state cannot be digested on {'; '.join(problems[:3])}")
         ranks = [r for r, (_, _, count) in by_rank.items() if count]
         if not ranks:
             return None

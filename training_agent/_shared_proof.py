@@ -66,11 +66,18 @@ def _unseen(folders: Sequence[Path], nonce: str) -> Path | None:
     """The first folder in which the nonce does not show up."""
     deadline = time.monotonic() + PATIENCE_S
     for folder in folders:
-        while not (folder / nonce).exists():
+        while not _exists(folder / nonce):
             if time.monotonic() > deadline:
                 return folder
             time.sleep(0.1)
     return None
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a mount that fails, a folder nobody may enter: not seen, which all ranks are told
+        return False
 
 
 def _refuse(problems: Sequence[str], *, override: bool, speaks: bool) -> None:

@@ -163,6 +163,7 @@ def agree_on_setup(
     audits = wishes.schedule.audit_every is not None
     try:
         found = wishes.settings or AgentSettings.from_env()
+        found.place(comm.rank, local_rank())
         if audits and wishes.schedule.deterministic:
             require_cublas_workspace(device)
         if not parameters:
@@ -170,8 +171,8 @@ def agree_on_setup(
         refuse_tensors(module, parameters)
         refuse_optimizers(optimizers, parameters)
         _refuse_unknown(wishes)
-    except AgentError as e:
-        problem = str(e)
+    except Exception as e:  # noqa: BLE001 - whatever is wrong on one rank must end all of them alike
+        problem = str(e) if isinstance(e, AgentError) else f"{type(e).__name__}: {e}"
     shapes = {name: (str(p.dtype), tuple(p.shape)) for name, p in parameters.items()}
     facts = {
         "schedule": repr(wishes.schedule),

@@ -208,11 +208,10 @@ class Guard:
         Raises:
             CheckpointError: the loaded bits are not those that were saved, on every rank.
             SdcAlarm: replicas differ.
-            ConfigurationError: it comes too late, or the manifest is not ours or not the same on all ranks.
+            ConfigurationError: on every rank: on one it comes too late, or with another manifest than ours.
         """
-        if self._start.done:
-            raise ConfigurationError("guard.after_load() must come before the first forward.")
-        loaded = LoadedManifest.parse(manifest)
+        late = "guard.after_load() must come before the first forward." if self._start.done else ""
+        loaded = LoadedManifest.read(manifest, self._setup.comm, late)
         damaged = loaded.compare(self._setup.ddp.module, self._setup.comm)
         self._ledger.step, self._ledger.passes = loaded.step, loaded.passes
         self._start.register(loaded.step)

@@ -16,9 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.distributed import faults
 from tests.distributed.faults import EVERYWHERE
 from tests.distributed.small_model import Model, batch_for, compute_loss, settings_for
-from training_agent import Guard, Schedule, _examine, attach
+from training_agent import Guard, Schedule, _examine, _ledger, attach
 from training_agent._phase import Phase
+from training_agent.checks import weights
 from training_agent.checks.weights import Divergence, find_divergent_ranks
+from training_agent.digest import digest
 
 LAST = 5  # no audit is due at it
 
@@ -33,6 +35,21 @@ def train(guard: Guard, ddp: nn.Module, optimizer: torch.optim.Optimizer, nan_on
             batch["x"][0, 0] = float("nan")
         guard.compute_loss(ddp, batch).backward()
         optimizer.step()
+
+
+def _no_memory(*_: Any) -> Any:
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+
+TAKES_OVER = ("foreign manifest", "no memory to digest what was loaded")
+
+
+def take_over(guard: Guard, trouble: str) -> None:
+    """`after_load`, with this rank's own trouble."""
+    manifest = guard.manifest()
+    if trouble == "no memory to digest what was loaded":
+        _ledger.state_digests = _no_memory
+    guard.after_load({"step": 3} if trouble == "foreign manifest" else manifest)
 
 
 def main(mode: str, one: int) -> None:
@@ -55,6 +72,7 @@ def main(mode: str, one: int) -> None:
     def compared(*args: Any, **kwargs: Any) -> Divergence:
         if guard.step:  # not before the first step
             vanish("weight check")
+            weights.digest = _no_memory if (rank, mode) == (one, "no memory in weight check") else digest
         return find_divergent_ranks(*args, **kwargs)
 
     _examine.find_divergent_ranks = compared
@@ -74,6 +92,8 @@ def main(mode: str, one: int) -> None:
         settings=named,
         mode="deferred" if deferred else "immediate",
     )
+    if mode in TAKES_OVER:
+        take_over(guard, mode if rank == one else "")
     if mode.startswith("stops"):  # the start itself may take longer on a busy machine
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=8))
     if mode == "alarm" or mode.endswith("arbitration"):
@@ -90,4 +110,6 @@ def main(mode: str, one: int) -> None:
 
 
 if __name__ == "__main__":
+    if (sys.argv[1], sys.argv[2]) == ("bad local rank", os.environ["RANK"]):
+        os.environ["LOCAL_RANK"] = "first"
     main(sys.argv[1], int(sys.argv[2]))

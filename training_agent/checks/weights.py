@@ -6,6 +6,7 @@ Next step: the guard turns a divergence into an alarm; nothing is named without 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,12 @@ class Divergence:
         return bool(self.tensors)
 
 
-def find_divergent_ranks(tensors: Mapping[str, Tensor], group: ProcessGroup | None = None) -> Divergence:
+def find_divergent_ranks(
+    tensors: Mapping[str, Tensor],
+    group: ProcessGroup | None = None,
+    *,
+    around: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Divergence:
     """Compare replicas bit by bit; a collective of `group`, with one host synchronisation.
 
     Healthy replicas cost one MAX all-reduce of [x, ~x] over their digests: max(x) = min(x) in every word if
@@ -46,6 +52,7 @@ def find_divergent_ranks(tensors: Mapping[str, Tensor], group: ProcessGroup | No
             dimension, and the result is that of all ranks of the job, which all call this.
         group: the replicas; None is the default group, or for DTensors their mesh's. Ranks in the result are
             global ranks.
+        around: makes the context in which each collective runs, and nothing else; not for DTensors.
 
     Raises:
         ConfigurationError: DTensors of which each shard exists once, or that lie on several meshes.
@@ -61,9 +68,10 @@ def find_divergent_ranks(tensors: Mapping[str, Tensor], group: ProcessGroup | No
         return Divergence()
     own = digest(list(tensors.values()))
     both = torch.cat([own, ~own], dim=1)
-    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
-    differs = (both[:, :WORDS] != ~both[:, WORDS:]).any(dim=1)
-    flags: list[bool] = differs.tolist()  # the host synchronisation
+    with around():
+        dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
+        differs = (both[:, :WORDS] != ~both[:, WORDS:]).any(dim=1)
+        flags: list[bool] = differs.tolist()  # the host synchronisation
     suspects = [i for i, flag in enumerate(flags) if flag]
     if not suspects:
         return Divergence(bytes_compared=compared, tensors_compared=len(names))
@@ -71,7 +79,9 @@ def find_divergent_ranks(tensors: Mapping[str, Tensor], group: ProcessGroup | No
 
     def gather(rows: Tensor) -> Tensor:
         out = rows.new_empty(world * len(rows), WORDS)
-        dist.all_gather_into_tensor(out, rows.contiguous(), group=group)
+        rows = rows.contiguous()
+        with around():
+            dist.all_gather_into_tensor(out, rows, group=group)
         return out.view(world, len(rows), WORDS).cpu()
 
     outvoted, undecided = judge(own[suspects], world, gather)
