@@ -6,6 +6,7 @@ mails, each once; and the outcome of a question, read from its row and never fro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
 from typing import Any, Protocol
@@ -146,10 +147,10 @@ def timed_out(needs: Speaker, incident_id: str) -> StepResult:
         if standing.state is ApprovalState.PENDING and left > MUCH_LEFT * needs.settings.approval_timeout:
             story = _remind(needs, incident, standing)
             return StepResult("reminded", story, patience_seconds=ceil(left.total_seconds()))
-        ended = needs.approvals.end(approval_id, ApprovalState.EXPIRED)
+        needs.approvals.end(approval_id, ApprovalState.EXPIRED)
         approval = needs.approvals.get(approval_id)
         _require_same_node(approval)
-        if ended and approval is not None:
+        if approval is not None and approval.state is ApprovalState.EXPIRED:
             return _escalate(needs, incident, approval)
         if approval is not None and approval.decided:
             return _decided(needs, incident, approval, "answered just in time")
@@ -159,13 +160,13 @@ def timed_out(needs: Speaker, incident_id: str) -> StepResult:
 def _decided(needs: Speaker, incident: Incident, approval: Approval, how: str) -> StepResult:
     needs.approvals.mark_delivered(approval.approval_id)
     story = f"{how}: {approval.answer.value if approval.answer else ''} ({approval.action.value})"
-    echo = f"echo:{approval.approval_id}"
+
+    def send() -> str:
+        return send_to_all(needs.mail, *mails.decision_mail(incident, approval))
+
     try:
-        if needs.incidents.intend(incident.id, echo, needs.clock.now()):
-            told = send_to_all(needs.mail, *mails.decision_mail(incident, approval))
-            needs.incidents.conclude(incident.id, echo, told, needs.clock.now())
-            story = f"{story}; {told}"
-    except PipelineError as e:  # the decision counts, whoever hears of it
+        story = f"{story}; {_once(needs, incident, f'echo:{approval.approval_id}', send)}"
+    except PermanentError as e:  # the decision counts, whoever hears of it
         needs.incidents.audit(incident.id, "echo", f"could not be sent: {e}", needs.clock.now())
     needs.incidents.audit(incident.id, "decision", f"{story} by {approval.decided_by}", needs.clock.now())
     decided = moment(approval.decided_at) if approval.decided_at else needs.clock.now()
@@ -175,29 +176,46 @@ def _decided(needs: Speaker, incident: Incident, approval: Approval, how: str) -
 
 def _remind(needs: Speaker, incident: Incident, approval: Approval) -> str:
     """Once, to everybody, each with a link of his own; a reminder that cannot be sent ends nothing."""
-    effect = f"remind:{approval.approval_id}"
-    try:
-        if not needs.incidents.intend(incident.id, effect, needs.clock.now()):
-            return "nobody has answered yet; reminded before"
+
+    def send() -> str:
         approvers, url = needs.mail.approvers(), needs.settings.review_url.rstrip("/")
         for approver in approvers:
             way = way_to(needs, approval, approver)
             needs.mail.send(approver, *mails.approval_mail(incident, approval, way, url, reminder=True))
-        told = f"{len(approvers)} approver(s) were reminded"
-        needs.incidents.conclude(incident.id, effect, told, needs.clock.now())
-    except PipelineError as e:
+        return f"{len(approvers)} approver(s) were reminded"
+
+    try:
+        told = _once(needs, incident, f"remind:{approval.approval_id}", send)
+    except PermanentError as e:
         told = f"the reminder could not be sent: {e}"
     needs.incidents.audit(incident.id, "reminder", told, needs.clock.now())
     return f"half of the time is over and nobody has answered; {told}"
 
 
 def _escalate(needs: Speaker, incident: Incident, approval: Approval) -> StepResult:
-    try:
-        told = send_to_all(needs.mail, *mails.expired_mail(incident, approval))
-    except PipelineError as e:
-        told = f"the escalation could not be sent: {e}"
+    """Nobody answered: everybody hears of it, or an alarm tells that they did not."""
+
+    def send() -> str:
+        return send_to_all(needs.mail, *mails.expired_mail(incident, approval))
+
+    told = _once(needs, incident, f"expired:{approval.approval_id}", send)
     needs.incidents.audit(incident.id, "approval expired", told, needs.clock.now())
     return StepResult("expired", f"{SILENCE}; {told}")
+
+
+def _once(needs: Speaker, incident: Incident, effect: str, send: Callable[[], str]) -> str:
+    """Mail once; a retry looks whether it is known to be sent, and sends what is not.
+
+    Raises:
+        PipelineError: it was not sent; what can be tried again is, by the state machine.
+    """
+    if not needs.incidents.intend(incident.id, effect, needs.clock.now()):
+        sent = needs.incidents.effect(incident.id, effect)
+        if sent is not None and sent.state is EffectState.RESULT:
+            return sent.result
+    told = send()
+    needs.incidents.conclude(incident.id, effect, told, needs.clock.now())
+    return told
 
 
 def _reason(seen: Any) -> str:

@@ -42,3 +42,25 @@ def test_a_notice_whose_intent_was_not_answered_is_sent_by_the_retry(plant: Plan
     never_registered(plant)
     assert wrong(plant, plan) == []
     assert len(plant.world.mail.sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "caller"),
+    [("approvals.end", "timed_out"), ("incidents.intend", "_once"), ("mail.send", "send_to_all")],
+)
+@pytest.mark.parametrize("fault", [Fault.LOST_AFTER, Fault.LOST_BEFORE, Fault.CRASH_AFTER])
+def test_an_expired_question_is_escalated_whatever_was_not_answered(
+    plant: Plant, call: str, caller: str, fault: Fault
+) -> None:
+    """The row says EXPIRED before anybody was told: the retry does not take the row for the mail.
+
+    What the state machine does not retry (a killed function) goes to a human, which is a mail as well.
+    """
+    spared = 1 if call == "incidents.intend" else 0  # the reminder comes before
+    hit(plant, Site("request_approval", call, caller), fault, spared)
+    silence(plant)
+    (ended,) = plant.world.incidents.rows.values()
+    told = {State.EXPIRED: "review expired", State.HANDED_TO_HUMAN: "needs a human"}[ended.state]
+    assert ended.state is State.EXPIRED or fault is Fault.CRASH_AFTER
+    assert any(told in subject for _, subject, _ in plant.world.mail.sent)
+    assert plant.violations() == []
