@@ -120,6 +120,7 @@ CASES: dict[str, Case] = {
     ),
     "accumulation": Case(step=loops.accumulate),
     "accumulation without compute_loss": Case(step=loops.accumulate, loss=None),
+    "static graph": Case(ddp={"static_graph": True}),
     "unused parameters": Case(models.Branching, ddp={"find_unused_parameters": True}),
     "frozen and thawed": Case(step=loops.freeze_and_thaw, ddp={"find_unused_parameters": True}),
     "tied weights": Case(models.Tied),
