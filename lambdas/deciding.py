@@ -59,8 +59,16 @@ def decide(needs: Deciders, approval: Approval, answer: Answer, reason: str, by:
 
 def deliver(needs: Deciders, approval: Approval) -> Ended:
     """Tell the waiting execution what the row says (never what a form says)."""
+    token = needs.approvals.task_token(approval.approval_id) or ""
     try:
-        needs.callback.succeed(needs.approvals.task_token(approval.approval_id) or "", answer_of(approval))
+        try:
+            needs.callback.succeed(token, answer_of(approval))
+        except CallbackGoneError:
+            # At the reminder's instant the execution begins another wait, with another token in the row.
+            newest = needs.approvals.task_token(approval.approval_id) or ""
+            if newest == token:
+                raise
+            needs.callback.succeed(newest, answer_of(approval))
     except CallbackGoneError:
         return Ended.NOBODY_WAITS
     except PipelineError as e:

@@ -88,7 +88,7 @@ class ApprovalTable:
                 ":by": by,
                 ":pending": ApprovalState.PENDING.value,
             },
-            _PENDING,
+            f"{_PENDING} AND expires_at > :at",
             _NAMES,
         )
 

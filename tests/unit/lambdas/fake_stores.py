@@ -147,7 +147,7 @@ class FakeApprovals:
 
     def decide(self, approval_id: str, answer: Answer, reason: str, by: str, at: datetime) -> bool:
         row = self.rows[approval_id]
-        if row.state is not ApprovalState.PENDING:
+        if row.state is not ApprovalState.PENDING or row.expired(at):
             return False
         self.rows[approval_id] = replace(
             row,

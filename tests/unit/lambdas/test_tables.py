@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 import boto3
 import pytest
@@ -164,6 +164,13 @@ def an_approval() -> Approval:
         "id", "incident", Action.REPLACE, "node", INSTANCE, "hash", "2026-01-01T00:00:00Z",
         "2026-01-02T00:00:00Z", (Fact("Node", "n"),),
     )  # fmt: skip
+
+
+def test_an_approval_that_has_expired_is_not_decided_whoever_read_it_before(tables: None) -> None:
+    store = ApprovalTable("approvals")
+    store.create(an_approval(), "token")
+    assert not store.decide("id", Answer.APPROVE, "late", "holder", NOW + timedelta(days=1, seconds=1))
+    assert store.decide("id", Answer.APPROVE, "seen", "holder", NOW + timedelta(days=1, seconds=-1))
 
 
 def test_an_approval_is_decided_once_and_never_shows_its_token(tables: None) -> None:
