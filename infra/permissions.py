@@ -139,6 +139,7 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
         _cluster("ListClusterNodes"),
         ROWS,
         HISTORY,
+        _rows("DeleteItem", of=(Place.INCIDENTS,)),  # gates that it took and cannot have all of
         _rows("GetItem", "Query", of=(Place.REGISTRATIONS,)),
         NEWS,
     ),

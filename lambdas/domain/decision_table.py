@@ -171,6 +171,7 @@ class Facts:
     mode: Mode = Mode.OBSERVE
     audit_failed: bool = False  # a targeted audit on the node computed wrong again
     telemetry_read: bool = False
+    one_node: bool = True  # the incident is that of a node, not of a job
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,4 +264,6 @@ def _after_confirm(row: Row, facts: Facts) -> Decision:
 def _approve(row: Row, facts: Facts, reason: str) -> Decision:
     if facts.mode is not Mode.REPLACE:
         return Decision(row, Next.HUMAN, f"mode {facts.mode.value} does not replace; evidence: {reason}")
+    if not facts.one_node:  # evidence against a node joined what had named nobody
+        return Decision(row, Next.HUMAN, f"the incident is of the whole job, with later evidence: {reason}")
     return Decision(row, Next.APPROVE, reason)

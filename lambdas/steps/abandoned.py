@@ -20,7 +20,7 @@ from ..ports import Cluster, Controls, Executions, Incidents, Mail
 from ..settings import ReconcileSettings
 from . import notices
 from .deep_check import CHECK_LOCK
-from .locate import gate_of
+from .locate import free_gates
 from .outcome import Recorder, alarm_of, record
 from .replace import EFFECT, in_flight, let_go
 
@@ -66,11 +66,11 @@ def end(needs: Undertaker, incident: Incident) -> None:
     reason = incident.human_reason or f"its execution is {status}: look at the node, nothing more is done"
     closing = replace(incident, closing=last, human_reason=reason).to(State.CLOSING)
     saved = record(needs, incident, closing, f"execution {status}")
-    needs.incidents.free_gate(gate_of(saved), saved.id)
     needs.controls.unlock(CHECK_LOCK, saved.id)
     let_go(needs, saved)
     _tell(needs, saved, reason, last, issued=requested)
-    record(needs, saved, replace(saved, closed_at=stamp(needs.clock.now())).to(last), reason)
+    ended = record(needs, saved, replace(saved, closed_at=stamp(needs.clock.now())).to(last), reason)
+    free_gates(needs.incidents, ended)  # last: until it has ended, the instance is not another's
 
 
 def _tell(needs: Undertaker, incident: Incident, reason: str, last: State, *, issued: bool) -> None:

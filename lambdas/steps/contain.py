@@ -16,9 +16,9 @@ from ..domain.errors import NeedsHumanError
 from ..domain.incident import Incident, State, Target
 from ..domain.policy import effective_mode
 from ..domain.times import moment, stamp
-from ..ports import Bus, Clock, Controls, Incidents, Kubernetes, Quarantine
+from ..ports import Bus, Clock, Controls, HistoryEntry, Incidents, Kubernetes, Quarantine
 from ..settings import ContainSettings
-from .effects import cordon, evict_job, permit, require_admission_policy
+from .effects import cordon, evict_job, permit, predecessor, require_admission_policy
 from .outcome import StepResult, Took, alarm_of, evidence_of, facts_of, record
 
 NODES_PER_DAY = 3  # different nodes that one job may have contained by its word
@@ -98,6 +98,17 @@ def occurrences(incidents: Incidents, incident: Incident) -> tuple[str, ...]:
     )
 
 
+def _inherit(needs: Needs, incident: Incident, former: Incident, target: Target) -> None:
+    """What an ended incident left contained is this one's to decide: hold and accusation pass on."""
+    subject = instance_subject(target.instance_id)
+    row = former.decision_row or "X0"
+    needs.incidents.remember(HistoryEntry(subject, former.id, row, former.opened_at))
+    keys, now = occurrences(needs.incidents, former), needs.clock.now()
+    for held in {subject, *map(gpu_subject, target.gpu_uuids)} & set(subjects(former)):
+        needs.quarantine.release(held, keys, former.id, now)  # ours stands: nothing is free
+    needs.incidents.audit(incident.id, "takes over", f"{target.node} of incident {former.id}", now)
+
+
 def _contain(needs: Needs, incident: Incident, row: Row) -> tuple[tuple[Target, ...], str]:
     now, keys = needs.clock.now(), occurrences(needs.incidents, incident)
     if row.contain is Contain.NOTHING:
@@ -112,7 +123,10 @@ def _contain(needs: Needs, incident: Incident, row: Row) -> tuple[tuple[Target, 
         raise NeedsHumanError("no proven node to contain: nothing was touched")
     done, stories = [], []
     for target in incident.targets:
-        mine = cordon(needs, incident, target, f"{row.id}: {row.meaning}")
+        former = predecessor(needs, incident, target)
+        if former is not None:
+            _inherit(needs, incident, former, target)
+        mine = cordon(needs, incident, target, f"{row.id}: {row.meaning}", former)
         stories.append(f"{target.node} {'cordoned' if mine else 'was cordoned before, by somebody else'}")
         if row.contain is Contain.ISOLATE:
             evicted, others = evict_job(needs, incident, target)

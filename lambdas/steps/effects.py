@@ -11,8 +11,8 @@ from typing import Protocol
 from training_agent.contract import Mode
 
 from ..domain import policy
-from ..domain.errors import ConflictError, NeedsHumanError
-from ..domain.incident import EffectState, Incident, Target
+from ..domain.errors import ConflictError, NeedsHumanError, PermanentError
+from ..domain.incident import EffectState, Incident, State, Target
 from ..domain.times import stamp
 from ..ports import Clock, Controls, Incidents, KubeNode, KubePod, Kubernetes
 from .register import JOB_UID_LABEL
@@ -74,8 +74,26 @@ def ours(node: KubeNode, incident: Incident) -> bool:
     return node.unschedulable and node.set_by_us and node.annotations.get(CORDONED_BY) == incident.id
 
 
-def cordon(needs: Hands, incident: Incident, target: Target, reason: str) -> bool:
+def predecessor(needs: Hands, incident: Incident, target: Target) -> Incident | None:
+    """The ended incident of ours whose cordon stands on the node, unless a person keeps it there."""
+    node = _node(needs, target)
+    by = node.annotations.get(CORDONED_BY, "")
+    if not (node.unschedulable and node.set_by_us and by) or by == incident.id:
+        return None
+    try:
+        former = needs.incidents.get(by)
+    except PermanentError:
+        return None
+    kept = former.state is State.REJECTED_KEPT
+    return former if former.state.terminal and not kept else None
+
+
+def cordon(
+    needs: Hands, incident: Incident, target: Target, reason: str, former: Incident | None = None
+) -> bool:
     """Cordon and annotate, read back; False when somebody else had cordoned it before (respected).
+
+    What the ended incident `former` left cordoned is taken over, if it is still its own.
 
     Raises:
         NeedsHumanError: the node is gone.
@@ -83,7 +101,7 @@ def cordon(needs: Hands, incident: Incident, target: Target, reason: str) -> boo
     """
     for _ in range(CONFLICTS):
         node = _node(needs, target)
-        if node.unschedulable:
+        if node.unschedulable and not (former is not None and ours(node, former)):
             if not ours(node, incident):
                 by = node.annotations.get(CORDONED_BY, "") if node.set_by_us else ""
                 needs.incidents.audit(

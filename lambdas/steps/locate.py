@@ -60,7 +60,7 @@ def run(needs: Needs, incident_id: str) -> StepResult:
         return StepResult("waiting", str(e), WAIT_SECONDS)
     # Kept before the gate is taken: whoever closes this incident after a crash frees the right gate.
     located = record(needs, incident, replace(incident, targets=targets), "proven")
-    holder = needs.incidents.take_gate(gate_of(located), incident.id)
+    holder = _take_gates(needs, located)
     if holder != incident.id:
         story = _join(needs, holder, located, alarm)
         record(needs, located, located.to(State.JOINED), story)
@@ -84,10 +84,13 @@ def _join(needs: Needs, holder_id: str, located: Incident, alarm: Alarm) -> str:
     def add(holder: Incident) -> Incident:
         if holder.state.terminal:
             raise ConflictError(f"incident {holder_id} has just ended: the gate is about to be free")
-        if located.id in holder.joined or len(holder.joined) >= MAX_JOINED:
+        # Whoever joined this one while it held a part of its gates comes along.
+        new = [i for i in (located.id, *located.joined) if i not in holder.joined]
+        joined = (*holder.joined, *new)[:MAX_JOINED]
+        if joined == holder.joined:
             return holder
         targets = tuple(_with(t, located.targets) for t in holder.targets)
-        return replace(holder, joined=(*holder.joined, located.id), targets=targets)
+        return replace(holder, joined=joined, targets=targets)
 
     kept = located.id in amend(needs, holder_id, add).joined
     needs.incidents.audit(holder_id, "second evidence", f"incident {located.id}", needs.clock.now())
@@ -107,9 +110,29 @@ def _with(target: Target, others: tuple[Target, ...]) -> Target:
     return target
 
 
-def gate_of(incident: Incident) -> str:
-    """One open incident per instance, per job when nobody is named."""
-    return f"instance#{incident.instance_id}" if incident.instance_id else f"job#{incident.job.uid}"
+def gates_of(incident: Incident) -> tuple[str, ...]:
+    """One open incident per instance, and per job when nobody is named; in one order for all."""
+    job = () if incident.instance_id else (f"job#{incident.job.uid}",)
+    return (*job, *sorted(f"instance#{t.instance_id}" for t in incident.targets))
+
+
+def free_gates(incidents: Incidents, incident: Incident) -> None:
+    """Those that it holds; what another has taken stays."""
+    for gate in gates_of(incident):
+        incidents.free_gate(gate, incident.id)
+
+
+def _take_gates(needs: Needs, incident: Incident) -> str:
+    """All of them, or none: the incident itself, or whoever holds the first that was not free."""
+    taken: list[str] = []
+    for gate in gates_of(incident):
+        holder = needs.incidents.take_gate(gate, incident.id)
+        if holder != incident.id:
+            for mine in taken:
+                needs.incidents.free_gate(mine, incident.id)
+            return holder
+        taken.append(gate)
+    return incident.id
 
 
 def _prove(needs: Needs, incident: Incident, alarm: Alarm) -> tuple[Target, ...]:

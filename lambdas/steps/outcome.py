@@ -169,4 +169,5 @@ def facts_of(
         mode=effective_mode(deployed, control),
         audit_failed=any(not claim.passed for claim in incident.audits),
         telemetry_read=incident.telemetry is not None,
+        one_node=incident.node is not None,
     )

@@ -33,6 +33,7 @@ from ..ports import (
 from ..settings import ReconcileSettings
 from . import abandoned, questions
 from .effects import CORDONED_BY
+from .locate import free_gates
 from .mode_row import tell_mode
 from .register import JOB_UID_LABEL
 
@@ -108,6 +109,7 @@ def _incidents(needs: Needs) -> dict[str, float]:
 def _incident(needs: Needs, incident_id: str, now: datetime, counts: dict[str, float]) -> None:
     incident = needs.incidents.get(incident_id)
     if incident.state.terminal:
+        free_gates(needs.incidents, incident)  # whoever wrote the end may have died right after it
         if now - moment(incident.updated_at or incident.opened_at) > KEPT:
             needs.incidents.forget_open(incident_id)
         return

@@ -20,7 +20,7 @@ from ..settings import ResumeSettings
 from .confirm import CHECK_LOCK
 from .contain import occurrences, subjects
 from .effects import permit, uncordon
-from .locate import gate_of
+from .locate import free_gates
 from .outcome import StepResult, alarm_of, record
 from .replace import let_go
 
@@ -52,6 +52,7 @@ class Needs:
 def run(needs: Needs, incident_id: str) -> StepResult:
     before = needs.incidents.get(incident_id)
     if before.state.terminal:
+        free_gates(needs.incidents, before)
         return StepResult("closed", f"closed before as {before.state.value}")
     closing = _end_of(needs, before)
     if closing in RELEASING and before.reopened:
@@ -151,13 +152,14 @@ def _comparison(needs: Needs, incident: Incident) -> str:
 
 
 def _close(needs: Needs, incident: Incident, end: State, story: str) -> StepResult:
-    """Free gate and locks, then the terminal state: a retry in between frees them again, harmlessly.
+    """Free the locks, write the terminal state, free the gates: before it the instance is not another's.
 
-    Whatever broke off, a replacement in flight ends as degraded, with the breaker open.
+    A retry in between frees them again, harmlessly. Whatever broke off, a replacement in flight ends as
+    degraded, with the breaker open.
     """
     needs.controls.unlock(CHECK_LOCK, incident.id)
     end = State.REPLACEMENT_DEGRADED if let_go(needs, incident) else end
     done = replace(incident, closed_at=stamp(needs.clock.now())).to(end)
-    needs.incidents.free_gate(gate_of(incident), incident.id)
-    record(needs, incident, done, story)
+    saved = record(needs, incident, done, story)
+    free_gates(needs.incidents, saved)
     return StepResult("closed", f"{end.value}: {story}")

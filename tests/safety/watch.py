@@ -186,7 +186,9 @@ class Watch:
             self._proven(incident_id, node.removeprefix("hyperpod-"), failed=False)
         if not unschedulable and by != incident_id:
             self.say("I7", f"{incident_id} uncordons {node}, cordoned by {by or 'nobody'}")
-        if unschedulable and by not in ("", incident_id):
+        former = self.world.incidents.rows.get(by)
+        left = former is not None and former.state.terminal and former.state is not State.REJECTED_KEPT
+        if unschedulable and by not in ("", incident_id) and not left:
             self.say("I7", f"{incident_id} takes over the cordon of {node}, which is {by}'s")
 
     def check_ended(self, instance_id: str, *, failed: bool) -> None:

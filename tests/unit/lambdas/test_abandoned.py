@@ -88,8 +88,20 @@ def test_a_mail_that_did_not_leave_is_sent_at_the_next_look(
         patched.setattr(driver.world.mail, "send", down)
         assert look(driver)["incidents_without_progress"] == 1  # an alarm of its own, as long as it lasts
     assert not driver.world.incidents.get(died.id).state.terminal
+    assert driver.world.incidents.gates == {f"instance#{builder.INSTANCES[1]}": died.id}, (
+        "open, so it is taken"
+    )
     assert look(driver)["incidents_abandoned"] == 1
     assert len(mails(driver)) == 1 and driver.world.incidents.get(died.id).state is State.HANDED_TO_HUMAN
+    assert not driver.world.incidents.gates
+
+
+def test_a_gate_that_an_ended_incident_kept_is_freed_at_the_next_look(driver: Driver, died: Incident) -> None:
+    """Whoever wrote the end may die before the gate is free; an ended one blocks its instance otherwise."""
+    look(driver)
+    driver.world.incidents.take_gate(f"instance#{builder.INSTANCES[1]}", died.id)
+    look(driver)
+    assert not driver.world.incidents.gates
 
 
 def test_a_mail_that_can_never_leave_keeps_nothing_open(
