@@ -54,6 +54,33 @@ OF_THE_RECONCILER = (
         "An incident's execution never started or has died; its approvers were mailed",
     ),
     Watch(
+        "IncidentsWithoutProgress",
+        "incidents_without_progress",
+        "An open incident stands still, or could not be judged",
+    ),
+    Watch(
+        "UnknownOutcomes",
+        "unknown_outcomes",
+        "The result of an effect was never written down",
+        periods=3,
+    ),
+    Watch(
+        "CordonsWithoutIncident",
+        "cordons_without_incident",
+        "A node bears our cordon, and no incident accounts for it",
+    ),
+    Watch(
+        "AlarmsWithoutIncident",
+        "alarms_without_incident",
+        "A metric of the agent fired and no incident of that check was opened: its event was lost",
+    ),
+    Watch(
+        "ReconcilerLooksFailed",
+        "reconcile_failed_looks",
+        "The reconciler could not look at everything for fifteen minutes",
+        periods=3,
+    ),
+    Watch(
         "BreakerOpen", "breaker_open", "Too many replacements: none is made until a human closes the breaker"
     ),
     Watch(

@@ -24,7 +24,8 @@ from .locate import free_gates
 from .outcome import Recorder, alarm_of, record
 from .replace import EFFECT, in_flight, let_go
 
-NEVER_STARTED = timedelta(minutes=15)  # the queue delivers an alarm again for so long
+# The queue delivers an alarm again for half an hour (infra/queues.py: five times, six minutes apart).
+NEVER_STARTED = timedelta(minutes=35)
 NOTICE = "abandoned"  # the effect's row
 ENDED = frozenset({"FAILED", "TIMED_OUT", "ABORTED", "SUCCEEDED"})
 

@@ -81,7 +81,7 @@ def run(needs: Needs) -> dict[str, float]:
         except PipelineError as e:
             failed += 1
             logger.error("a look failed", extra={"look": look.__name__.strip("_"), "reason": str(e)})
-    numbers |= {"reconcile_failed_looks": failed, "reconcile_done": 1}
+    numbers |= {"reconcile_failed_looks": failed, "reconcile_done": float(not failed)}
     needs.numbers.put(numbers)
     return numbers
 

@@ -127,7 +127,8 @@ def _look_for_job(needs: Needs, incident: Incident) -> tuple[Incident, bool]:
         return incident, False
     alarms = (incident, *map(needs.incidents.get, incident.joined))
     attempts = [i.job.attempt for i in alarms if i.job.uid == incident.job.uid]
-    later = needs.registrations.after(incident.job.uid, max(attempts))
+    # Verified ones alone: anybody may say that the job is back, and from which step.
+    later = [r for r in needs.registrations.after(incident.job.uid, max(attempts)) if r.verified]
     if later:
         step = decode(NodeRegistration, later[-1].text).resumed_from_step
         found = replace(incident, job_back=True, resumed_from_step=step)

@@ -10,6 +10,7 @@ import pytest
 
 from infra.bundling import ROOT
 from infra.synth import synthesize
+from lambdas.steps.abandoned import NEVER_STARTED
 from tests.infra.reading import of_type
 
 Resources = dict[str, Any]
@@ -60,6 +61,11 @@ def test_an_execution_that_ends_badly_alarms(resources: Resources, name: str) ->
         ("JobsWithoutHeartbeat", "jobs_without_heartbeat", 0),
         ("OldestOpenIncident", "oldest_open_incident_seconds", 86400),
         ("BreakerOpen", "breaker_open", 0),
+        ("IncidentsWithoutProgress", "incidents_without_progress", 0),
+        ("UnknownOutcomes", "unknown_outcomes", 0),
+        ("CordonsWithoutIncident", "cordons_without_incident", 0),
+        ("AlarmsWithoutIncident", "alarms_without_incident", 0),
+        ("ReconcilerLooksFailed", "reconcile_failed_looks", 0),
         ("NoConfirmedApprover", "approvers_without_confirmation", 0),
     ],
 )
@@ -70,6 +76,12 @@ def test_what_only_the_reconciler_sees_alarms(
     assert (alarm["Namespace"], alarm["MetricName"], alarm["Threshold"]) == ("TrainingSDC", metric, threshold)
     assert alarm["Dimensions"] == [{"Name": "Cluster", "Value": "demo"}]
     assert alarm["TreatMissingData"] == "notBreaching"
+
+
+def test_an_incident_is_given_up_only_after_the_queue_has_given_up(resources: Resources) -> None:
+    queue = resources["AlarmQueue"]["Properties"]
+    deliveries = queue["RedrivePolicy"]["maxReceiveCount"] * queue["VisibilityTimeout"]
+    assert NEVER_STARTED.total_seconds() > deliveries
 
 
 def test_a_silent_reconciler_alarms(resources: Resources) -> None:

@@ -49,7 +49,7 @@ def test_an_incident_whose_execution_never_started_ends_after_the_queue_gave_up(
 ) -> None:
     driver.world.workflow.started.clear()
     assert look(driver)["incidents_abandoned"] == 0
-    later(driver, minutes=16)
+    later(driver, minutes=36)
     assert look(driver)["incidents_abandoned"] == 1
 
 
@@ -72,7 +72,7 @@ def test_its_approvers_are_mailed_once(driver: Driver, died: Incident) -> None:
 
 def test_one_that_never_started_is_mailed_with_its_facts(driver: Driver, incident: Incident) -> None:
     driver.world.workflow.started.clear()
-    later(driver, minutes=16)
+    later(driver, minutes=36)
     look(driver)
     (text,) = mails(driver)
     assert "never started" in text and "Nothing was touched" in text

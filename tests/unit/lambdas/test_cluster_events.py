@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lambdas import handlers
-from lambdas.domain.incident import Incident
+from lambdas.domain.incident import Incident, execution_name
 from tests.events import builder
 
 from .drive import CONTEXT, Driver
@@ -46,6 +46,26 @@ def test_a_metric_alarm_beside_its_incident_is_fine_also_when_that_has_ended(
     later(driver, minutes=6)
     heard(driver, "aws.cloudwatch", METRIC_ALARM)
     assert driver.world.numbers.put_so_far["alarms_without_incident"] == 0
+
+
+def test_a_metric_alarm_is_not_matched_with_an_incident_of_another_check(
+    driver: Driver, incident: Incident
+) -> None:
+    for metric, lost in (("sdc_divergent_tensors", 1), ("sdc_replay_mismatch", 0)):
+        stat = {"metricStat": {"metric": {"name": metric, "namespace": "TrainingSDC"}}}
+        heard(driver, "aws.cloudwatch", {**METRIC_ALARM, "configuration": {"metrics": [stat]}})
+        assert driver.world.numbers.put_so_far["alarms_without_incident"] == lost
+
+
+@pytest.mark.parametrize("status", ["FAILED", "RUNNING"])
+def test_an_execution_that_ended_badly_ends_its_incident_at_once(
+    driver: Driver, incident: Incident, status: str
+) -> None:
+    name = execution_name(incident)
+    driver.world.executions.ended[name] = status
+    heard(driver, "aws.states", {"name": name, "status": "FAILED"})
+    assert driver.world.incidents.get(incident.id).state.terminal is (status == "FAILED")
+    heard(driver, "aws.states", {"name": "another-1", "status": "FAILED"})
 
 
 def test_what_hyperpod_says_of_a_suspect_is_noted_at_its_incident(driver: Driver, incident: Incident) -> None:

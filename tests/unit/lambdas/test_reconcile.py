@@ -188,6 +188,9 @@ def test_one_look_that_fails_does_not_hinder_the_others(
     driver.world.mail.confirmed = ()
     numbers = look(driver)
     assert numbers["reconcile_failed_looks"] == 1 and numbers["approvers_without_confirmation"] == 1
+    assert numbers["reconcile_done"] == 0, (
+        "Kubernetes unreachable: nobody judges heartbeats, and that is said"
+    )
 
 
 def test_ended_incidents_are_forgotten_after_an_hour(driver: Driver, incident: Incident) -> None:

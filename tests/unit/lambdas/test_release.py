@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,15 @@ def test_a_transient_verdict_is_released_when_the_deep_check_passes(driver: Driv
     assert not node.unschedulable and node.annotations == {}
     assert driver.world.quarantine.state(instance_subject(SUSPECT)) == "released"
     assert not driver.world.mail.sent
+
+
+def test_a_registration_that_nobody_verified_does_not_bring_the_job_back(driver: Driver) -> None:
+    seats = tuple(replace(s, pod_uid="made-up") for s in builder.places())
+    driver.register(builder.registration(1, seats, replace(builder.JOB, attempt=9), resumed_from_step=999))
+    incident_id = transient(driver)
+    check_ends(driver, "Passed")
+    driver.play(driver.world.incidents.get(incident_id), "locate")
+    assert driver.world.incidents.get(incident_id).resumed_from_step == 20
 
 
 def test_a_failed_deep_check_asks_for_replacement(driver: Driver) -> None:
