@@ -127,11 +127,12 @@ def _take_gates(needs: Needs, incident: Incident) -> str:
     taken: list[str] = []
     for gate in gates_of(incident):
         holder = needs.incidents.take_gate(gate, incident.id)
-        if holder != incident.id:
-            for mine in taken:
-                needs.incidents.free_gate(mine, incident.id)
-            return holder
-        taken.append(gate)
+        if holder == incident.id:
+            taken.append(gate)
+            continue
+        for mine in taken:
+            needs.incidents.free_gate(mine, incident.id)
+        return holder
     return incident.id
 
 
