@@ -161,6 +161,17 @@ FORGED: dict[str, tuple[Json, Callable[[Json], object], str]] = {
         "taints",
     ),
     "the provider id": (node(), lambda n: n["spec"].update({"providerID": "aws:///x"}), "spec"),
+    "an external id": (node(), lambda n: n["spec"].update({"externalID": "x"}), "spec"),
+    "a source of the kubelet's settings": (
+        node(configSource={"configMap": {"name": "a"}}),
+        lambda n: n["spec"].update({"configSource": {"configMap": {"name": "b"}}}),
+        "spec",
+    ),
+    "another owner": (
+        merged(node(), {"metadata": {"ownerReferences": [{"uid": "a"}]}}),
+        lambda n: n["metadata"].update({"ownerReferences": [{"uid": "b"}]}),
+        "owns",
+    ),
     "a pod network": (node(), lambda n: n["spec"].update({"podCIDR": "10.0.0.0/24"}), "spec"),
     "a finalizer": (node(), lambda n: n["metadata"].update({"finalizers": ["x/y"]}), "owns"),
     "a cordon without an incident": (node(), lambda n: n["spec"].update({"unschedulable": True}), "carries"),
