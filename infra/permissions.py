@@ -177,6 +177,7 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
         _cluster("ListClusterNodes"),
         *KUBERNETES,
         ROWS,
+        HISTORY,  # of its effects as well: was a replacement requested?
         TAKE_LOCK,  # and opens the breaker
         FREE_LOCK,
         NEWS,
@@ -184,6 +185,7 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
     "resume": (
         *KUBERNETES,
         ROWS,
+        HISTORY,
         _rows("DeleteItem", of=(Place.INCIDENTS,)),  # its gate
         _rows("GetItem", of=(Place.APPROVALS,)),
         SWITCHES,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -175,9 +176,28 @@ def test_the_label_is_patched_under_the_version_that_was_read(cluster: Any) -> N
         gone.label_node(NODE, {"a": "b"})
 
 
+def denied(status: int, by: str = "training-sdc-cordoners") -> ApiException:
+    error = ApiException(status=status)
+    error.body = f'{{"message": "ValidatingAdmissionPolicy {by} denied request"}}'
+    return error
+
+
+def test_the_policy_of_the_manifest_is_the_one_that_has_to_deny() -> None:
+    manifest = Path(__file__).parents[3] / "infra/eks_access/admission.yaml"
+    assert f"name: {eks.POLICY}\n" in manifest.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("status", [422, 403])
+def test_a_denial_by_anything_but_the_policy_proves_nothing(cluster: Any, status: int) -> None:
+    for error in (denied(status, by="another-policy"), ApiException(status=status)):
+        kubernetes, _ = cluster(error)
+        with pytest.raises(RefusedError):
+            kubernetes.refuses_health_label(NODE)
+
+
 @pytest.mark.parametrize("status", [422, 403])
 def test_a_denied_dry_run_of_the_health_label_is_what_the_pipeline_wants(cluster: Any, status: int) -> None:
-    kubernetes, api = cluster(ApiException(status=status))
+    kubernetes, api = cluster(denied(status))
     assert kubernetes.refuses_health_label(NODE)
     ((name, (target, body)),) = api.calls
     assert (name, target, api.options["dry_run"]) == ("patch_node", NODE.name, "All")
@@ -189,7 +209,7 @@ def test_a_dry_run_that_passes_is_no_denial(cluster: Any) -> None:
 
 
 def test_a_node_that_carries_the_label_already_is_asked_about_another_value(cluster: Any) -> None:
-    kubernetes, api = cluster(ApiException(status=422))
+    kubernetes, api = cluster(denied(422))
     kubernetes.refuses_health_label(replace(NODE, labels={eks.HEALTH_LABEL: eks.REPLACE_VALUE}))
     assert api.calls[0][1][1] == {"metadata": {"labels": {eks.HEALTH_LABEL: "UnschedulablePendingReboot"}}}
 
