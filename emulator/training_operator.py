@@ -7,6 +7,8 @@ that is an attempt. As the real one does:
 - any non-zero exit restarts the torchrun of every pod in place (same pods, same nodes);
 - a pod that vanishes (eviction, node gone) kills its torchrun; a successor with the same node rank stays
   Pending until a node fits, then all pods start as a new attempt;
+- each of these faults is counted against the job's restart budget: when the process restarts are used up, all
+  pods are made anew; when the job restarts are, the job fails;
 - static rendezvous; MASTER_ADDR is the pod of node rank 0.
 
 Goes out: pod objects in the fake API, process logs, `attempts` for the story. Next: the agent in the pods.
@@ -29,6 +31,7 @@ from typing import Any
 
 from emulator.kubernetes import KubernetesState
 from emulator.names import GPU_UUIDS_ANNOTATION
+from emulator.restart_budget import Restart, RestartBudget, Restarts
 from training_agent.contract import Env
 
 POLL_SECONDS = 0.1
@@ -43,6 +46,7 @@ def torchrun(job: JobSpec, node_rank: int, port: int) -> list[str]:
     launch += ["--nnodes", str(job.nodes), "--nproc-per-node", str(job.gpus_per_node)]
     # every pod's address is the loopback interface here
     launch += ["--node-rank", str(node_rank), "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    # the operator restarts, as it does under hyperpodrun: its budget counts each start
     return [*launch, "--max-restarts", "0", *job.command]
 
 
@@ -62,6 +66,7 @@ class JobSpec:
     uid: str = field(default_factory=lambda: str(uuid.uuid4()))
     service_account: str = "training"
     launcher: Callable[[JobSpec, int, int], list[str]] = torchrun  # (job, node rank, master port) -> command
+    budget: RestartBudget = field(default_factory=RestartBudget)
 
 
 @dataclass(slots=True)
@@ -87,13 +92,13 @@ class Attempt:
 class TrainingOperator:
     """Reconciles one job until it succeeds, fails for good or is stopped."""
 
-    def __init__(self, kubernetes: KubernetesState, job: JobSpec, max_attempts: int = 12) -> None:
+    def __init__(self, kubernetes: KubernetesState, job: JobSpec) -> None:
         self.job = job
         self.attempts: list[Attempt] = []
         self.exit_codes: list[tuple[int, int, int]] = []  # (attempt, node rank, code of the pod's process)
         self.failure: str | None = None
+        self.restarts = Restarts(job.budget)
         self._kubernetes = kubernetes
-        self._max_attempts = max_attempts
         self._workers = [Worker(rank, f"{job.name}-worker-{rank}") for rank in range(job.nodes)]
         self._stop = threading.Event()
         self._done = threading.Event()
@@ -128,7 +133,9 @@ class TrainingOperator:
 
     def _reconcile(self) -> None:
         if self._replace_lost_pods():
-            self._stop_all()
+            self._restart()
+            if self._done.is_set():
+                return
         self._bind_pending_pods()
         if any(w.node is None for w in self._workers):
             return
@@ -137,10 +144,21 @@ class TrainingOperator:
             return
         codes = [w.process.poll() if w.process else None for w in self._workers]
         if any(code not in (None, 0) for code in codes):
-            self._stop_all()
+            self._restart()
         elif all(code == 0 for code in codes):
             self._stop_all()
             self._done.set()
+
+    def _restart(self) -> None:
+        """Stop all processes after a fault; what the budget allows begins with the next look, or nothing."""
+        self._stop_all()
+        answer = self.restarts.after_fault(time.monotonic())
+        if isinstance(answer, str):
+            self.failure = f"the job failed: {answer}"
+            self._done.set()
+        elif answer is Restart.JOB:
+            for w in self._workers:
+                self._kubernetes.delete_pod(w.pod, namespace=self.job.namespace)
 
     def _replace_lost_pods(self) -> bool:
         """Create missing pods; True when one that was running has vanished or is being evicted."""
@@ -174,10 +192,6 @@ class TrainingOperator:
                 self._kubernetes.bind_pod(w.pod, w.node, namespace=self.job.namespace)
 
     def _start_attempt(self) -> None:
-        if len(self.attempts) >= self._max_attempts:
-            self.failure = f"the job did not end within {self._max_attempts} attempts"
-            self._done.set()
-            return
         number = len(self.attempts) + 1
         port = _free_port()
         for w in self._workers:

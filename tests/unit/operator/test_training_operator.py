@@ -8,67 +8,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from emulator import training_operator
-from emulator.kubernetes import KubernetesState
-from emulator.names import GPU_UUIDS_ANNOTATION
-from emulator.timers import Timers
-from emulator.training_operator import JobSpec, TrainingOperator
+from emulator.restart_budget import RestartBudget
+from emulator.training_operator import TrainingOperator
+
+from .cluster import Cluster, eventually, job
 
 pytestmark = pytest.mark.enable_socket  # the operator looks for a free port
-
-
-class Cluster(KubernetesState):
-    """The fake API server's state with nodes of two GPUs."""
-
-    def __init__(self, *nodes: str) -> None:
-        super().__init__(Timers(0.01))
-        for name in nodes:
-            self.add(name)
-
-    def add(self, name: str) -> None:
-        gpus = {GPU_UUIDS_ANNOTATION: f"GPU-{name}-0,GPU-{name}-1"}
-        self.add_node(name, labels={}, annotations=gpus, gpus=2, provider_id=name)
-
-    def cordon(self, name: str, cordoned: bool = True) -> None:
-        node = self.get("Node", name)
-        node["spec"]["unschedulable"] = cordoned
-        self.put_node(node)
-
-    def phase(self, name: str) -> str | None:
-        pod = self.pods.get(("training", name))
-        return pod["status"]["phase"] if pod else None
-
-
-def script(text: str) -> Callable[[JobSpec, int, int], list[str]]:
-    """A launcher that runs `text` in a shell; `$NODE_RANK` is the pod's rank."""
-    return lambda job, node_rank, port: ["sh", "-c", f"NODE_RANK={node_rank}; {text}"]
-
-
-def job(tmp_path: Path, text: str) -> JobSpec:
-    return JobSpec(
-        name="job",
-        namespace="training",
-        nodes=2,
-        gpus_per_node=2,
-        command=[],
-        python=sys.executable,
-        environment={"MARKS": str(tmp_path)},
-        shared_dir=tmp_path,
-        log_dir=tmp_path / "logs",
-        launcher=script(text),
-    )
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def test_a_job_whose_pods_all_end_well_is_done(tmp_path: Path) -> None:
@@ -101,6 +52,7 @@ def test_an_evicted_pod_waits_for_a_node_and_keeps_its_rank(tmp_path: Path) -> N
         cluster.add("c")
         assert operator.wait(10)
     assert [a.nodes for a in operator.attempts] == [("a", "b"), ("a", "c")]
+    assert operator.restarts.processes == 1
     assert sorted((tmp_path / "seats").read_text().split("\n")[:2]) == ["0 on a", "1 on c"]
 
 
@@ -117,10 +69,24 @@ def test_a_released_node_takes_its_pod_back(tmp_path: Path) -> None:
     assert operator.attempts[-1].nodes == ("a", "b")
 
 
-def test_a_job_that_never_ends_well_stops_at_its_limit_with_a_reason(tmp_path: Path) -> None:
-    with TrainingOperator(Cluster("a", "b"), job(tmp_path, "exit 1"), max_attempts=2) as operator:
+def test_a_job_that_never_ends_well_spends_its_restarts_and_fails_with_the_reason(tmp_path: Path) -> None:
+    spec = replace(job(tmp_path, "exit 1"), budget=RestartBudget(process_restarts=1, job_restarts=1))
+    with TrainingOperator(Cluster("a", "b"), spec) as operator:
         assert operator.wait(10)
-    assert operator.failure == "the job did not end within 2 attempts"
+    assert len(operator.attempts) == 4  # the first, one in place, the whole job, one in place
+    spent = "the restart budget is spent: 2 process restarts and 1 job restarts"
+    assert operator.failure == f"the job failed: {spent}"
+
+
+def test_a_restart_in_place_keeps_the_pods_and_one_of_the_whole_job_makes_them_anew(tmp_path: Path) -> None:
+    text = 'echo $POD_UID >> $MARKS/pods-$NODE_RANK; [ "$SDC_ATTEMPT" = 3 ] || exit 1'
+    spec = replace(job(tmp_path, text), budget=RestartBudget(process_restarts=1, job_restarts=1))
+    with TrainingOperator(Cluster("a", "b"), spec) as operator:
+        assert operator.wait(10)
+    assert operator.failure is None
+    for rank in range(2):
+        first, in_place, anew = (tmp_path / f"pods-{rank}").read_text().split()
+        assert first == in_place != anew
 
 
 def test_pods_get_what_kubelet_and_device_plugin_give(tmp_path: Path) -> None:
