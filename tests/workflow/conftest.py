@@ -25,7 +25,7 @@ CONTEXT = {
     "replacements_per_hour": 25,
     "replacement_budget_percent": 100,
 }
-NODES = 120  # a scenario takes three or four and gives none back; more than one page of ListClusterNodes
+NODES = 160  # a scenario takes three or four and gives none back; more than one page of ListClusterNodes
 TIME_SCALE = 1 / 2000  # a replacement takes 0.75 s, a deep check 2.7 s, a Wait of 60 s 0.03 s
 
 
