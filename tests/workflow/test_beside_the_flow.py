@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from emulator.stack import Stack
 from infra.eks_access import LABEL_REPLACERS
 from infra.synth import synthesize
 from lambdas.adapters.eks import HEALTH_LABEL, REPLACE_VALUE
+from lambdas.domain.drill import DRILL_INSTANCE
 from tests.workflow.conftest import CONTEXT
 from tests.workflow.scenario import Scenario, fetch, until
 from training_agent.contract import MODE_SUBJECT
@@ -135,9 +137,19 @@ def test_the_fire_drill_asks_and_replaces_nobody(cloud: LocalCloud) -> None:
     before, requests = len(cloud.mailbox), len(cloud.hyperpod.requests)
     outcome = cloud.invoke("DrillFunction", {})
     assert not outcome.failed, outcome.json()
-    until(
+    mail = until(
         lambda: next((m for m in cloud.mailbox[before:] if "drill" in (m.subject + m.body).lower()), None),
         "a mail",
+    )
+    link = re.search(r"http://\S+/review/\S+", mail.body)
+    assert link is not None
+    form = {"decision": "approve", "typed": DRILL_INSTANCE[-6:], "reason": "a drill is answered"}
+    assert fetch("POST", link.group(0), form).status == 200
+    until(
+        lambda: (
+            not [i for i in signed(cloud.stack, "GET /incidents")[1]["incidents"] if i["synthetic"]] or None
+        ),
+        "the drill's end",
     )
     changes = {r.operation for r in cloud.hyperpod.requests[requests:]}
     assert changes <= {"DescribeCluster", "ListClusterNodes", "DescribeClusterNode"}

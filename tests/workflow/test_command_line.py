@@ -149,6 +149,8 @@ def test_a_drill_reaches_the_approvers(sdc: Sdc, cloud: LocalCloud) -> None:
     )
     assert mail.to == APPROVER
     incident = told["incident_id"]
+    code, out, _ = sdc("drill", "--json")  # it would join the one that is open, and be waited for in vain
+    assert (code, json.loads(out)["incident_id"], json.loads(out)["ok"]) == (Exit.NO, incident, False)
     shown = document(sdc, "show", incident)
     node = shown["incident"]["node"]
     assert shown["incident"]["synthetic"]

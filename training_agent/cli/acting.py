@@ -100,8 +100,17 @@ def release(screen: Screen, pipeline: Pipeline, incident_id: str, reason: str) -
 
 
 def drill(screen: Screen, pipeline: Pipeline, timeout_s: float) -> Exit:
-    """Start one, wait until it asks the approvers; 1 when it does not."""
-    before = {i["incident_id"] for i in pipeline.incidents()}
+    """Start one, wait until it asks the approvers; 1 when it does not, or while an earlier one is open."""
+    standing = pipeline.incidents()
+    before = {i["incident_id"] for i in standing}
+    if earlier := next((i for i in standing if i["synthetic"] and i["job"] == DRILL_JOB), None):
+        found = {"incident_id": earlier["incident_id"], "state": earlier["state"]}
+        screen.document({"job_uid": None, **found, "ok": False, "seconds": 0.0})
+        screen.line(
+            f"No drill was started: {earlier['incident_id']} is still open ({earlier['state']}), and a new one "
+            "would only join it. Answer it first."
+        )
+        return Exit.NO
     uid = pipeline.drill()
     began, incident_id, state = time.monotonic(), None, "not opened"
     with screen.progress("the drill's alarm is on the bus") as progress:
