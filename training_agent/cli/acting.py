@@ -107,8 +107,8 @@ def drill(screen: Screen, pipeline: Pipeline, timeout_s: float) -> Exit:
         found = {"incident_id": earlier["incident_id"], "state": earlier["state"]}
         screen.document({"job_uid": None, **found, "ok": False, "seconds": 0.0})
         screen.line(
-            f"No drill was started: {earlier['incident_id']} is still open ({earlier['state']}), and a new one "
-            "would only join it. Answer it first."
+            f"No drill was started: {earlier['incident_id']} is still open ({earlier['state']}), and a new "
+            "one would only join it. Answer it first."
         )
         return Exit.NO
     uid = pipeline.drill()
