@@ -62,6 +62,11 @@ REVIEWED = (
         "An approver decides any incident of this one API; the row behind it says what counts",
     ),
     Reviewed(
+        "Approvals/SignedApproverPolicy",
+        WILDCARD_IN.format(service="execute-api", resource="<ReviewApi>/$default/POST/incidents/*/release"),
+        "An approver releases what any ended incident left contained; only what the incident itself holds",
+    ),
+    Reviewed(
         "Functions/ReconcileRole",
         WILDCARD_IN.format(service="states", resource="execution:<IncidentWorkflow.Name>:*"),
         "Executions of our one state machine; their names are those of incidents and not known beforehand",

@@ -1,7 +1,8 @@
 """How the tests are shared out among the workers of `make test`: by file, and what waits most starts first.
 
-A file stays together, because its tests share one launch of ranks; tests/workflow stays together, because its
-tests share one local cloud, and moto knows one cloud a process.
+A file stays together, because its tests share one launch of ranks, and so do the files that share the launch
+of six; tests/workflow stays together, because its tests share one local cloud, and moto knows one cloud a
+process.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 SLOW = ("tests/workflow/", "tests/demo/", "tests/distributed/", "tests/matrix/", "tests/published/")
-TOGETHER = ("tests/workflow/",)
+TOGETHER = ("tests/workflow/", "tests/distributed/test_guard")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

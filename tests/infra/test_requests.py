@@ -22,10 +22,18 @@ BY_LAMBDA = "the Lambda service calls it with the function's role"
 UNUSED = {  # allowed, and asked for by no handler in the workflow tests: function, action -> reason
     ("Resume", "dynamodb:PutItem"): "the breaker, over a replacement whose end was not seen",
     ("Reconcile", "dynamodb:PutItem"): "the breaker, over an abandoned replacement whose end was not seen",
+    (
+        "Resume",
+        "dynamodb:GetItem",
+    ): "the quarantine row, when a release met another holder and was not the last",
+    ("Locate", "dynamodb:DeleteItem"): "gives back the gates it took when another incident holds one of them",
+    (
+        "Ingest",
+        "dynamodb:Query",
+    ): "the size of the job, when an alarm names so many nodes that it may be systemic",
     ("*", "logs:CreateLogStream"): BY_LAMBDA,
     ("*", "logs:PutLogEvents"): BY_LAMBDA,
     ("*", "sqs:*"): BY_LAMBDA + ": it polls the queue, or sends the event of a failed call",
-    ("Confirm", "sagemaker:ListClusterOperations"): "only for a check that seems never to have started",
     ("Confirm", "dynamodb:GetItem"): "the approval of a deep check, under NodeRecovery Automatic",
     ("Verify", "eks:DescribeCluster"): "pods that wait for a node, on groups that Karpenter scales",
     ("Verify", "dynamodb:PutItem"): "opens the breaker when a replacement never ends",
