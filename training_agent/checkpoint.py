@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .checkpoint_folder import MANIFEST, CheckpointInfo, inspect, seal, verify
+from .checkpoint_folder import MANIFEST, CheckpointInfo, inspect, newest_sound, seal, verify
 from .errors import CheckpointError
 from .retention import last_full_pass, superfluous
 from .shared_files import fsync_folder
@@ -115,8 +115,7 @@ class CheckpointStore:
 
     def newest(self, before: int | None = None) -> CheckpointInfo | None:
         """Newest complete checkpoint that is not doubtful, with step < `before` when that is given."""
-        sound = [c for c in self.list() if c.complete and not c.doubtful]
-        return next((c for c in reversed(sound) if before is None or c.step < before), None)
+        return newest_sound(self.list(), before)
 
     def resume(self) -> CheckpointInfo | None:
         """Return the checkpoint to start from, or None for a start from scratch.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -80,13 +80,32 @@ def verify(info: CheckpointInfo) -> dict[str, Any]:
     if not info.complete:
         raise CheckpointError(f"Checkpoint {info.path} cannot be loaded: {info.reason}.")
     record = read_manifest(info.path)
-    for name, expected in record["files"].items():
-        if sha256(info.path / name) != expected["sha256"]:
-            raise CheckpointError(
-                f"Checkpoint file {info.path / name} is not what was written: its SHA-256 differs from "
-                "the manifest's. Move the folder away to resume from an older one."
-            )
+    if changed := changed_file(info.path, record):
+        raise CheckpointError(
+            f"Checkpoint file {changed} is not what was written: its SHA-256 differs from "
+            "the manifest's. Move the folder away to resume from an older one."
+        )
     return record
+
+
+def changed_file(path: Path, record: Mapping[str, Any]) -> Path | None:
+    """The first file of a checkpoint whose SHA-256 is not its record's; None: all are as written."""
+    return next((path / n for n, f in record["files"].items() if sha256(path / n) != f["sha256"]), None)
+
+
+def cut_file(path: Path, record: Mapping[str, Any]) -> str | None:
+    """The name of the first file that has not its record's length; None: all have it.
+
+    Raises:
+        OSError: one is missing.
+    """
+    return next((n for n, f in record["files"].items() if (path / n).stat().st_size != f["bytes"]), None)
+
+
+def newest_sound(found: Sequence[CheckpointInfo], before: int | None) -> CheckpointInfo | None:
+    """The last complete one that is not doubtful, of those by step; below step `before` when it is given."""
+    sound = [c for c in found if c.complete and not c.doubtful]
+    return next((c for c in reversed(sound) if before is None or c.step < before), None)
 
 
 def inspect(path: Path, step: int, kind: str | None) -> CheckpointInfo:
@@ -99,9 +118,8 @@ def inspect(path: Path, step: int, kind: str | None) -> CheckpointInfo:
         record = read_manifest(path)
         if record["step"] != step:
             raise CheckpointError(f"its manifest is of step {record['step']}")
-        for name, expected in record["files"].items():
-            if (path / name).stat().st_size != expected["bytes"]:
-                raise CheckpointError(f"{name} has not the length that the manifest gives")
+        if name := cut_file(path, record):
+            raise CheckpointError(f"{name} has not the length that the manifest gives")
     except (CheckpointError, OSError) as e:
         return CheckpointInfo(step, path, complete=False, doubtful=doubtful, reason=str(e))
     return CheckpointInfo(step, path, True, doubtful, why, record["world_size"], record["sdc"])

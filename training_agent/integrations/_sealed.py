@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint_folder import CheckpointInfo, hashed, parsed, sha256
+from ..checkpoint_folder import CheckpointInfo, changed_file, cut_file, hashed, newest_sound, parsed
 from ..errors import CheckpointError
 from ..shared_files import fsync_folder, write_atomic
 
@@ -60,8 +60,7 @@ class SealedCheckpoints:
 
     def newest(self, before: int | None = None) -> CheckpointInfo | None:
         """Newest complete one that is not doubtful, with step < `before` when that is given."""
-        sound = [c for c in self.list() if c.complete and not c.doubtful]
-        return next((c for c in reversed(sound) if before is None or c.step < before), None)
+        return newest_sound(self.list(), before)
 
     def resume(self) -> Path | None:
         """What to start from, its files compared with their hashes; None for a start from scratch.
@@ -80,12 +79,11 @@ class SealedCheckpoints:
                     "from its record, or start over in an empty folder."
                 )
             return None
-        for name, expected in _read(newest.path)["files"].items():
-            if sha256(newest.path / name) != expected["sha256"]:
-                raise CheckpointError(
-                    f"{newest.path / name} is not what was written: its SHA-256 differs from the "
-                    "record's. Move the checkpoint away to resume from an older one."
-                )
+        if changed := changed_file(newest.path, _read(newest.path)):
+            raise CheckpointError(
+                f"{changed} is not what was written: its SHA-256 differs from the "
+                "record's. Move the checkpoint away to resume from an older one."
+            )
         return newest.path
 
     def unknown(self, path: Path) -> bool:
@@ -144,9 +142,8 @@ def _inspect(path: Path) -> CheckpointInfo:
     doubtful = _DOUBTFUL.match(path.name) is not None
     try:
         record = _read(path)
-        for name, expected in record["files"].items():
-            if (path / name).stat().st_size != expected["bytes"]:
-                raise CheckpointError(f"{name} has not the length that its record gives")
+        if name := cut_file(path, record):
+            raise CheckpointError(f"{name} has not the length that its record gives")
     except (CheckpointError, OSError) as e:
         return CheckpointInfo(0, path, complete=False, doubtful=doubtful, reason=str(e))
     why = "inside a suspect window" if doubtful else None
