@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.ranks import start
+
 RANKS = 6
 Results = list[dict[str, Any]]  # per rank
 
@@ -29,32 +26,8 @@ def launch(
     Where some have not ended in time all are killed, and the test fails with their names and last outputs.
     Rank `stopped` is not waited for: it sends itself SIGSTOP.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = []
-    # Files, not pipes: a rank whose pipe nobody reads would block on its log, and the others with it.
     outputs = [tempfile.TemporaryFile("w+") for _ in range(ranks)]  # noqa: SIM115
-    for rank in range(ranks):
-        own = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            "LOCAL_RANK": str(rank % 2),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-        }
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-m", module, *args],
-                env={**os.environ, **own, **env},
-                cwd=ROOT,
-                stdout=outputs[rank],
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
+    processes = start(module, args, outputs, gpus=2, env=env)
     waited = [p for rank, p in enumerate(processes) if rank != stopped]
     try:
         late = _still_running(waited, time.monotonic() + timeout)

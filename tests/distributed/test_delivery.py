@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.conftest import ROOT, launch
+from tests.distributed.conftest import launch
 from tests.distributed.endpoints import TroubledAws
+from tests.ranks import ROOT
 from training_agent.contract import Alarm, ExitCode, decode, delivery_key
 from training_agent.spool import Spool
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from tests.distributed.conftest import ROOT
+from tests.ranks import ROOT
 from training_agent.contract import ExitCode
 
 

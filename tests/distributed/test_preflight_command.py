@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.conftest import ROOT
+from tests.ranks import ROOT
 from training_agent.cli.app import main
 from training_agent.cli.failures import Exit
 

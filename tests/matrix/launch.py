@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.ranks import start
 
 
 def launch(
@@ -22,30 +20,10 @@ def launch(
     Raises:
         RuntimeError: a rank failed or the time is over; with the end of the log of the first that failed.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes, logs = [], [folder / f"{rank}.log" for rank in range(ranks)]
-    for rank, log in enumerate(logs):
-        own = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            "LOCAL_RANK": str(rank % gpus),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-        }
-        with log.open("w") as out:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", module, str(folder), *args],
-                    env={**os.environ, **own},
-                    cwd=ROOT,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                )
-            )
+    logs = [folder / f"{rank}.log" for rank in range(ranks)]
+    with ExitStack() as files:
+        outputs = [files.enter_context(log.open("w")) for log in logs]
+        processes = start(module, (str(folder), *args), outputs, gpus=gpus, env={})
     deadline, failed, shown = time.monotonic() + timeout, None, 0
     try:
         while any(p.poll() is None for p in processes) and time.monotonic() < deadline:
