@@ -21,7 +21,7 @@ from kubernetes.client.exceptions import ApiException
 
 from ..domain.errors import ConflictError, RefusedError, ThrottledError, UnavailableError
 from ..domain.times import stamp
-from ..ports import KubeNode, KubePod
+from ..domain.world import KubeNode, KubePod
 from .aws import client, translated
 
 T = TypeVar("T")

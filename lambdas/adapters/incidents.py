@@ -14,7 +14,7 @@ from training_agent.contract import decode, encode
 from ..domain.errors import ConflictError, PermanentError
 from ..domain.incident import Effect, EffectState, Incident
 from ..domain.times import stamp
-from ..ports import Delivery, HistoryEntry
+from ..domain.world import Delivery, HistoryEntry
 from .dynamodb import Item, Table
 
 OPEN = "open"  # partition of one row per incident that has not ended, for the reconciler

@@ -5,7 +5,7 @@ from __future__ import annotations
 from training_agent.contract import NODE_NAME_PREFIX
 
 from ..domain.errors import ConflictError, OutcomeUnknownError, UnavailableError
-from ..ports import ReplaceAnswer
+from ..domain.world import ReplaceAnswer
 from .eks import HEALTH_LABEL, REPLACE_VALUE, EksCluster
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from ..domain.times import moment
-from ..ports import Registered
+from ..domain.world import Registered
 from .dynamodb import Item, Table
 
 KEPT = timedelta(days=180)  # longer than any job; the table's own expiry

@@ -18,7 +18,7 @@ from training_agent.contract import INSTANCE_ID_PATTERN
 
 from ..domain.errors import OutcomeUnknownError, PipelineError, RefusedError, UnavailableError
 from ..domain.times import stamp
-from ..ports import ClusterFacts, ClusterNode, ReplaceAnswer
+from ..domain.world import ClusterFacts, ClusterNode, ReplaceAnswer
 from .aws import client, translated
 
 

@@ -16,7 +16,8 @@ from ..domain.errors import NeedsHumanError
 from ..domain.incident import Incident, State, Target
 from ..domain.policy import effective_mode
 from ..domain.times import moment, stamp
-from ..ports import Bus, Clock, Controls, HistoryEntry, Incidents, Kubernetes, Quarantine
+from ..domain.world import HistoryEntry
+from ..ports import Bus, Clock, Controls, Incidents, Kubernetes, Quarantine
 from ..settings import ContainSettings
 from .effects import cordon, evict_job, permit, predecessor, require_admission_policy
 from .outcome import StepResult, Took, alarm_of, evidence_of, facts_of, record

@@ -14,7 +14,8 @@ from training_agent.contract import Mode, gpu_subject, instance_subject
 from ..domain.decision_table import Decision, Facts, Next
 from ..domain.decision_table import decide as decide_row
 from ..domain.incident import CheckResult, Incident, State
-from ..ports import Bus, Clock, Controls, HistoryEntry, Incidents
+from ..domain.world import HistoryEntry
+from ..ports import Bus, Clock, Controls, Incidents
 from ..settings import DecideSettings
 from .outcome import StepResult, alarm_of, evidence_of, facts_of, record
 

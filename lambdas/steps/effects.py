@@ -14,7 +14,8 @@ from ..domain import policy
 from ..domain.errors import ConflictError, NeedsHumanError, PermanentError
 from ..domain.incident import EffectState, Incident, State, Target
 from ..domain.times import stamp
-from ..ports import Clock, Controls, Incidents, KubeNode, KubePod, Kubernetes
+from ..domain.world import KubeNode, KubePod
+from ..ports import Clock, Controls, Incidents, Kubernetes
 from .register import JOB_UID_LABEL
 
 CORDONED_BY = "training.sdc/cordoned-by"

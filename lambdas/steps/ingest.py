@@ -17,7 +17,8 @@ from ..domain.decision_table import Facts, systemic
 from ..domain.drill import is_drill
 from ..domain.incident import REJECTED, Incident, State, evidence_hash, execution_name, incident_id
 from ..domain.times import moment, stamp
-from ..ports import Bus, Clock, Delivery, HistoryEntry, Incidents, Registrations, Workflow
+from ..domain.world import Delivery, HistoryEntry
+from ..ports import Bus, Clock, Incidents, Registrations, Workflow
 from ..settings import IngestSettings
 from . import audit_result
 from .envelope import detail_type_of, open_envelope

@@ -20,7 +20,8 @@ from ..domain.errors import ConflictError, NeedsHumanError, UnavailableError, Wo
 from ..domain.incident import Incident, State, Target
 from ..domain.policy import Control
 from ..domain.times import moment
-from ..ports import Bus, Clock, Cluster, ClusterNode, Incidents, Registered, Registrations
+from ..domain.world import ClusterNode, Registered
+from ..ports import Bus, Clock, Cluster, Incidents, Registrations
 from ..settings import LocateSettings
 from .outcome import StepResult, alarm_of, amend, facts_of, findings_of, record
 

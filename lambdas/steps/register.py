@@ -21,16 +21,8 @@ from training_agent.contract import (
 
 from ..domain.errors import HaltedError
 from ..domain.times import stamp
-from ..ports import (
-    Clock,
-    Cluster,
-    ClusterNode,
-    Controls,
-    Kubernetes,
-    Quarantine,
-    Registered,
-    Registrations,
-)
+from ..domain.world import ClusterNode, Registered
+from ..ports import Clock, Cluster, Controls, Kubernetes, Quarantine, Registrations
 from ..settings import RegisterSettings
 from .envelope import open_envelope
 from .mode_row import tell_mode

@@ -29,18 +29,8 @@ from ..domain.errors import (
 from ..domain.incident import CheckResult, Effect, EffectState, Incident, State
 from ..domain.policy import Budget, BudgetAnswer, within_budget
 from ..domain.times import moment, stamp
-from ..ports import (
-    Approvals,
-    Bus,
-    Clock,
-    Cluster,
-    ClusterNode,
-    Controls,
-    Incidents,
-    Kubernetes,
-    ReplaceAnswer,
-    Replacer,
-)
+from ..domain.world import ClusterNode, ReplaceAnswer
+from ..ports import Approvals, Bus, Clock, Cluster, Controls, Incidents, Kubernetes, Replacer
 from ..settings import ReplaceSettings
 from .effects import CONFLICTS, ours, permit
 from .outcome import StepResult, alarm_of, amend, evidence_of, facts_of, record

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from ..domain.errors import NeedsHumanError
 from ..domain.incident import Incident, State
 from ..domain.times import moment
-from ..ports import Bus, Clock, Cluster, ClusterNode, Controls, Incidents, Kubernetes
+from ..domain.world import ClusterNode
+from ..ports import Bus, Clock, Cluster, Controls, Incidents, Kubernetes
 from ..settings import VerifySettings
 from .outcome import StepResult, Took, record
 from .replace import REPLACE_LOCK, requested

@@ -16,7 +16,7 @@ from emulator.kubernetes_access import ClusterAccess
 from infra.bundling import ROOT
 from infra.eks_access import CORDONERS, GROUPS, LABEL_REPLACERS, READERS
 from lambdas.adapters import eks
-from lambdas.ports import KubeNode
+from lambdas.domain.world import KubeNode
 from lambdas.steps.effects import CORDONED_AT, CORDONED_BY, CORDONED_REASON
 
 FOLDER = ROOT / "infra" / "eks_access"

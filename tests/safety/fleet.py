@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from lambdas.domain.errors import CallbackGoneError
-from lambdas.ports import ReplaceAnswer
+from lambdas.domain.world import ReplaceAnswer
 from tests.events import builder
 from tests.unit.lambdas.fakes import FakeCallback, FakeCluster
 from training_agent.contract import Job, Place

@@ -22,7 +22,7 @@ from lambdas import handlers, observability, wiring
 from lambdas.domain.errors import PipelineError
 from lambdas.domain.incident import Incident
 from lambdas.domain.times import stamp
-from lambdas.ports import ClusterNode, KubeNode
+from lambdas.domain.world import ClusterNode, KubeNode
 from lambdas.settings import HANDLERS, VARIABLES
 from tests.events import builder
 from tests.unit.lambdas.conftest import VALUES

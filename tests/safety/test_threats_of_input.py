@@ -19,7 +19,7 @@ from lambdas.adapters.sagemaker import HyperPod
 from lambdas.domain.approval import hash_of
 from lambdas.domain.errors import RefusedError
 from lambdas.domain.times import stamp
-from lambdas.ports import KubeNode
+from lambdas.domain.world import KubeNode
 from lambdas.steps.ingest import ALARMS_PER_HOUR
 from tests.events import builder
 from tests.unit.report.test_checkpoint import a_store

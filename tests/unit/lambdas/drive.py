@@ -16,7 +16,7 @@ import pytest
 from lambdas import approval_page, handlers, wiring
 from lambdas.domain.incident import Incident
 from lambdas.domain.times import moment
-from lambdas.ports import ClusterNode, KubeNode, KubePod
+from lambdas.domain.world import ClusterNode, KubeNode, KubePod
 from lambdas.steps.register import JOB_UID_LABEL
 from tests.events import builder
 from training_agent.contract import Alarm, Job, NodeRegistration

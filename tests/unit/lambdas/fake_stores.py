@@ -13,11 +13,7 @@ from lambdas.domain.errors import ConflictError, PermanentError
 from lambdas.domain.incident import Effect, EffectState, Incident
 from lambdas.domain.policy import Breaker, Control
 from lambdas.domain.times import stamp
-from lambdas.ports import (
-    Delivery,
-    HistoryEntry,
-    Registered,
-)
+from lambdas.domain.world import Delivery, HistoryEntry, Registered
 from training_agent.contract import Mode
 
 START = datetime(2026, 1, 1, 0, 10, 30, tzinfo=timezone.utc)

@@ -15,7 +15,7 @@ from lambdas import handlers, wiring
 from lambdas.domain.errors import CallbackGoneError, ConflictError
 from lambdas.domain.telemetry import Reading
 from lambdas.domain.times import stamp
-from lambdas.ports import ClusterFacts, ClusterNode, KubeNode, KubePod, ReplaceAnswer
+from lambdas.domain.world import ClusterFacts, ClusterNode, KubeNode, KubePod, ReplaceAnswer
 from lambdas.steps.register import JOB_UID_LABEL
 
 from .fake_stores import (

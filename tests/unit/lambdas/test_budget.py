@@ -10,7 +10,7 @@ import pytest
 from lambdas.domain.errors import UnavailableError
 from lambdas.domain.incident import Incident, State
 from lambdas.domain.policy import Budget, BudgetAnswer, allowed_per_day, is_floor, within_budget
-from lambdas.ports import ClusterNode
+from lambdas.domain.world import ClusterNode
 from tests.events import builder
 
 from .drive import Driver

@@ -16,7 +16,7 @@ from kubernetes.client.exceptions import ApiException
 
 from lambdas.adapters import eks
 from lambdas.domain.errors import ConflictError, RefusedError, ThrottledError, UnavailableError
-from lambdas.ports import KubeNode, KubePod
+from lambdas.domain.world import KubeNode, KubePod
 
 NODE = KubeNode("hyperpod-i-0a1b2c3d4e5f60001", "uid", "7", False, {}, {})
 POD = KubePod("training", "llama-0", "pod-uid", NODE.name, {}, leaving=False)

@@ -12,7 +12,7 @@ from lambdas.adapters.eks import HEALTH_LABEL, REPLACE_VALUE
 from lambdas.adapters.node_label import NodeLabel
 from lambdas.domain.errors import ConflictError, OutcomeUnknownError, RefusedError, UnavailableError
 from lambdas.domain.incident import Incident, State
-from lambdas.ports import ClusterFacts, KubeNode, KubePod, ReplaceAnswer
+from lambdas.domain.world import ClusterFacts, KubeNode, KubePod, ReplaceAnswer
 from lambdas.steps.ingest import ALARMS_PER_HOUR
 from lambdas.steps.verify import NO_DEMAND_POLLS
 from tests.events import builder

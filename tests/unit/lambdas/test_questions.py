@@ -9,7 +9,7 @@ import pytest
 from lambdas.domain.approval import Action, Answer, ApprovalState
 from lambdas.domain.errors import RefusedError
 from lambdas.domain.incident import CheckResult, Incident, State
-from lambdas.ports import ClusterFacts
+from lambdas.domain.world import ClusterFacts
 from tests.events import builder
 from training_agent.contract import Finding, FindingKind, Verdict, job_subject
 

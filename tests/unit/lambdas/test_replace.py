@@ -12,7 +12,7 @@ from lambdas.domain.approval import Action, Answer, ApprovalState
 from lambdas.domain.errors import OutcomeUnknownError, RefusedError, ThrottledError
 from lambdas.domain.incident import Incident, State
 from lambdas.domain.policy import Control
-from lambdas.ports import ReplaceAnswer
+from lambdas.domain.world import ReplaceAnswer
 from tests.events import builder
 from training_agent.contract import Mode
 

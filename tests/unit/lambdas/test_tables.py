@@ -18,7 +18,7 @@ from lambdas.domain.errors import (
     ConflictError,
 )
 from lambdas.domain.incident import NO_INCIDENT, Incident, State, Target, incident_id
-from lambdas.ports import Delivery, HistoryEntry, Registered
+from lambdas.domain.world import Delivery, HistoryEntry, Registered
 from tests.events import builder
 from training_agent.contract import Check, Mode, encode
 
