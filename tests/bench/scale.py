@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pickle
+import tempfile
 import time
-from types import SimpleNamespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from training_agent._alarm import Passes, Sighting, build, weights_findings
+from training_agent._comm import Comm
 from training_agent.checks.weights import Divergence, judge
 from training_agent.contract import Check, Place
 from training_agent.contract import Job as JobName
@@ -44,8 +48,10 @@ def measure(ranks: int = RANKS, tensors: int = TENSORS) -> dict[str, Any]:
     divergence = Divergence(tuple(f"layer.{i}" for i in range(tensors)), (ranks // 3,), (), 1, tensors)
     sighting = Sighting(Check.WEIGHTS, 100, weights_findings(divergence, rank_map), divergence=divergence)
     settings = AgentSettings("bench", JobName("bench", "uid"), places[0].node)
-    first: Any = SimpleNamespace(rank=0, from_first=lambda value: value)  # rank 0's own answer
-    alarm = _timed(out, "alarm_s", lambda: build(sighting, Passes(90, 90), rank_map, settings, first, None))
+    with _alone() as first:
+        alarm = _timed(
+            out, "alarm_s", lambda: build(sighting, Passes(90, 90), rank_map, settings, first, None)
+        )
     out["alarm_bytes"] = len(encode(alarm))
     return out
 
@@ -78,6 +84,17 @@ class Job:
         self.largest = max(self.largest, out.nbytes)
         self.building_s += time.perf_counter() - start
         return out
+
+
+@contextmanager
+def _alone() -> Iterator[Comm]:
+    """Rank 0 of a real group of one."""
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        try:
+            yield Comm(dist.group.WORLD, torch.device("cpu"))
+        finally:
+            dist.destroy_process_group()
 
 
 def _timed(out: dict[str, Any], name: str, action: Any, job: Job | None = None) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import figures
+from tests.bench import figures, scale
 from tests.bench.figures import Round
 from tests.bench.subjects import AGAIN, FORWARD, OURS, PLAIN, PUBLISHED
 
@@ -37,6 +37,13 @@ def test_schedules_are_composed_from_paired_ratios_whatever_the_load() -> None:
     assert found["audit_10_forward"] == {"ours_pct": 7.2, "published_pct": None}
     assert found["no_audit_lazy_naming"]["ours_pct"] is None, "no such subject in this run"
     assert figures.quiet(run) == pytest.approx(0.2)
+
+
+def test_the_scale_section_names_the_bad_ranks_of_a_small_job_and_sizes_their_alarm() -> None:
+    found = scale.measure(ranks=64, tensors=10)
+    assert (found["ranks"], found["tensors"]) == (64, 10)
+    assert found["weights_one_bad_rank_bytes"] == 64 * 3 * 8, "one row a rank"
+    assert found["alarm_bytes"] > 0
 
 
 def test_the_gpu_script_runs_every_section_without_a_gpu(tmp_path: Path) -> None:
