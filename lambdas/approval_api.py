@@ -16,7 +16,7 @@ from typing import Any
 
 from . import deciding, wiring
 from .deciding import Ended
-from .domain import messages
+from .domain import mails, messages
 from .domain.approval import Answer, Approval
 from .domain.errors import PermanentError, PipelineError
 from .domain.incident import Incident
@@ -179,6 +179,7 @@ def _shown(approval: Approval | None) -> dict[str, Any] | None:
         "expires_at": approval.expires_at,
         "facts": {f.label: f.text for f in approval.facts},
         "warnings": list(approval.warnings),
+        "replay_job": "\n".join(mails.job_of(approval)),
     }
 
 

@@ -60,6 +60,7 @@ def review(
         pictures=_pictures(approval),
         checklist=CHECKLIST,
         raw=_raw(approval.alarm),
+        job="\n".join(mails.job_of(approval)),
         console=console_url(approval.execution),
         mistake=mistake,
         given={name: (given or {}).get(name, "") for name in (DECISION, TYPED, REASON)},

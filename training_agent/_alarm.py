@@ -14,7 +14,18 @@ import torch
 from ._comm import Comm
 from .checkpoint_folder import Checkpoints
 from .checks.weights import Divergence
-from .contract import Alarm, Check, Contest, Finding, FindingKind, Pair, Place, ResumePoint, Verdict
+from .contract import (
+    Alarm,
+    CapsuleRef,
+    Check,
+    Contest,
+    Finding,
+    FindingKind,
+    Pair,
+    Place,
+    ResumePoint,
+    Verdict,
+)
 from .digest import DIGEST_VERSION
 from .errors import PeerLostError
 from .log_line import log_line, utc_now
@@ -95,17 +106,22 @@ def build(
     comm: Comm,
     checkpoints: Checkpoints | None,
     notes: tuple[str, ...] = (),
+    capsule: CapsuleRef | None = None,
 ) -> Alarm:
-    """Write the alarm; a collective: time, resume point and sizes are those of the first rank."""
+    """Write the alarm; a collective: time, resume point and sizes are those of the first rank.
+
+    `capsule`: this rank's own, if it has one; the alarm lists everybody's.
+    """
     window = suspect_window(sighting, passes)
     tensors = sighting.tensors_compared or sighting.divergence.tensors_compared
     nbytes = sighting.bytes_compared or sighting.divergence.bytes_compared
-    mine = (utc_now(), _resume_point(checkpoints, window[0]) if comm.is_first else None, tensors, nbytes)
+    resume = _resume_point(checkpoints, window[0]) if comm.is_first else None
+    everybody = [(utc_now(), resume, tensors, nbytes, capsule)]
     try:
-        time, resume_from, tensors, nbytes = comm.from_first(mine)
+        everybody = comm.gather(everybody[0])
     except PeerLostError as e:  # perhaps the faulty node itself; the alarm matters more than equal times
         log_line("warning", message=str(e))
-        time, resume_from, tensors, nbytes = mine
+    time, resume_from, tensors, nbytes, _ = everybody[0]
     names = sighting.divergence.tensors
     return Alarm(
         cluster=settings.cluster,
@@ -132,12 +148,17 @@ def build(
         resume_from=resume_from,
         versions=versions(),
         notes=notes,
+        capsules=tuple(ref for *_, ref in everybody if ref is not None),
     )
 
 
 def versions() -> dict[str, str]:
     """What must be equal on all ranks for replays to match."""
-    found = {"torch": torch.__version__, "python": platform.python_version(), "digest": str(DIGEST_VERSION)}
+    found = {
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "digest": str(DIGEST_VERSION),
+    }
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     return found

@@ -62,6 +62,7 @@ class Examiner:
         self._device = setup.device
         self._naming = setup.naming
         self._audits = 0
+        self.disputed: RingResult | None = None  # what this rank holds of the last step that mismatched
         self._footing = Footing(setup.comm)
 
     def examine(
@@ -85,6 +86,7 @@ class Examiner:
         if self._comm.total([int(batch is None or original is None)])[0]:
             return self.unexamined(step, obstacle, nonfinite)
         assert batch is not None and original is not None
+        self.disputed = None
         targets = partners(self._rank_map, self._audits, self._rotate)
         self._audits += not at_start  # the preflight is no audit: the first one meets the same peers again
         try:
@@ -106,6 +108,7 @@ class Examiner:
             bytes_compared=original.nbytes,
             loss_audited=loss_audited,
         )
+        self.disputed = result
         return self._judge(sighting, result, at_start=at_start)
 
     def only_finiteness(self, micro_batches: int) -> bool:

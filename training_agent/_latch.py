@@ -1,16 +1,22 @@
 """Raises the alarm, once for all: built, reported, and raised again at every later step.
 
-Comes in: a `Sighting`. Goes out: `SdcAlarm`, on every rank alike. Next: the process ends (`exit_codes`).
+Comes in: a `Sighting`, and what this rank holds of the step. Goes out: `SdcAlarm`, on every rank alike, and a
+repro capsule. Next: the process ends (`exit_codes`).
 """
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import NoReturn
 
 from . import _alarm
 from ._alarm import Passes, Sighting
+from ._replayer import Replayer
+from ._ring import RingResult
 from ._startup import Setup
+from .capsule.record import Exhibit, Scene, Sealed, seal
+from .checks.nonfinite import read_locally
 from .contract import Alarm, ExitCode, to_plain
 from .errors import SdcAlarm
 from .log_line import log_line
@@ -22,27 +28,64 @@ FAREWELL = timedelta(seconds=10)  # a launcher kills the siblings right after th
 class AlarmLatch:
     """Remembers the alarm: an `except Exception` in a loop must not swallow it."""
 
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
+    def __init__(self, setup: Setup, replayer: Replayer) -> None:
+        self._setup, self._replayer = setup, replayer
         self._alarm: Alarm | None = None
 
-    def trip(self, sighting: Sighting, passes: Passes, notes: tuple[str, ...] = ()) -> NoReturn:
+    def trip(
+        self,
+        sighting: Sighting,
+        passes: Passes,
+        notes: tuple[str, ...] = (),
+        disputed: RingResult | None = None,
+    ) -> NoReturn:
         """Build and report the alarm, wait (bounded) until every rank has done so, raise.
+
+        The capsule is written after the alarm is safe, and only as long as that wait may last anyway.
 
         Raises:
             SdcAlarm: always.
         """
         setup = self._setup
         with steady(ExitCode.ALARM):
+            sealed = self._seal(sighting, disputed)
             self._alarm = _alarm.build(
-                sighting, passes, setup.rank_map, setup.settings, setup.comm, setup.checkpoints, notes
+                sighting,
+                passes,
+                setup.rank_map,
+                setup.settings,
+                setup.comm,
+                setup.checkpoints,
+                notes,
+                None if sealed is None else sealed.ref,
             )
             if setup.reporter is not None:
                 setup.reporter.alarm(self._alarm)
             else:
                 log_line("alarm", rank=setup.comm.rank, alarm=to_plain(self._alarm))
-            setup.comm.meet(f"sdc/alarm/{self._alarm.step}/{self._alarm.time}", FAREWELL)
+            reported = time.monotonic()
+            if sealed is not None:
+                sealed.write(FAREWELL)
+            left = FAREWELL - timedelta(seconds=time.monotonic() - reported)
+            setup.comm.meet(f"sdc/alarm/{self._alarm.step}/{self._alarm.time}", max(left, timedelta()))
         raise SdcAlarm(self._alarm, _alarm.message(self._alarm))
+
+    def _seal(self, sighting: Sighting, disputed: RingResult | None) -> Sealed | None:
+        setup = self._setup
+        if disputed is None or not sighting.contests:
+            return None
+        scene = Scene(
+            sighting.step,
+            sighting.check.value,
+            sighting.findings,
+            sighting.contests,
+            setup.rank_map.place(setup.comm.rank),
+            _alarm.versions(),
+        )
+        read = tuple(read_locally(list(setup.parameters.values()), setup.naming))
+        exhibit = Exhibit(disputed.capture, disputed.original, read, self._replayer.compiled)
+        weights = dict(setup.ddp.module.named_parameters())
+        return seal(scene, exhibit, setup.parameters, weights, setup.settings, setup.device)
 
     def raise_again(self) -> None:
         """Raise the alarm that was raised before, if any."""

@@ -25,6 +25,11 @@ class Replayer:
         if is_compiled(setup.compute_loss) or is_compiled(setup.model):
             self._compiled = CompiledReplay(setup.ddp, setup.model, setup.parameters)
 
+    @property
+    def compiled(self) -> bool:
+        """Whether the loop's own computations go through a compiler."""
+        return self._compiled is not None
+
     def called(self, model: Any) -> None:
         """The loop hands `model` to its loss function; perhaps it was compiled after `attach`."""
         if self._compiled is not None:

@@ -258,7 +258,7 @@ class Update:
         """Drop the gradients, tell, raise."""
         self.watch.end()
         self._drop_gradients()
-        self.latch.trip(sighting, self.ledger.passes, tuple(self.ledger.notes))
+        self.latch.trip(sighting, self.ledger.passes, tuple(self.ledger.notes), self.examiner.disputed)
 
     def _drop_gradients(self) -> None:
         for optimizer in self.setup.optimizers:

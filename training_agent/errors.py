@@ -6,7 +6,8 @@ AgentError
 |-- RefusedNodeError     hold_timeout ended on a quarantined node                  exit code 5
 |-- ReproducibleError    the same step fails on other nodes: not hardware           exit code 6
 |-- PeerLostError        a peer vanished inside a check                            exit code 130
-`-- CheckpointError      no checkpoint can be trusted, or one is damaged           exit code 4
+|-- CheckpointError      no checkpoint can be trusted, or one is damaged           exit code 4
+`-- CapsuleError         a batch that no capsule can hold, or a file that is none   exit code 4
 """
 
 from __future__ import annotations
@@ -54,3 +55,7 @@ class PeerLostError(AgentError):
 
 class CheckpointError(AgentError):
     """A checkpoint is incomplete or damaged, or none from before the suspect window is left."""
+
+
+class CapsuleError(AgentError):
+    """A value that a repro capsule cannot hold, or a file that is none; the text says which and why."""

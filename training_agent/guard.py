@@ -108,7 +108,7 @@ class Guard:
         self._ledger = Ledger(step)
         self._determinism = DeterministicMode()
         self._replayer = Replayer(setup)
-        self._latch = AlarmLatch(setup)
+        self._latch = AlarmLatch(setup, self._replayer)
         self._norms = GradientNorms(
             list(setup.parameters.values()),
             lambda: self._phase is Phase.TRAINING,

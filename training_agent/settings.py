@@ -20,6 +20,7 @@ from .errors import ConfigurationError
 
 DEFAULT_HOLD_TIMEOUT = timedelta(hours=24)  # a person must approve; a night and a morning fit
 KUBERNETES_TERMINATION_LOG = Path("/dev/termination-log")
+DEFAULT_CAPSULE_MB = 256
 _NVIDIA_SMI_TIMEOUT_S = 10
 
 
@@ -62,6 +63,7 @@ class AgentSettings:
     hold_timeout: timedelta = field(default=DEFAULT_HOLD_TIMEOUT)
     termination_log: Path | None = None
     allow_node_local: bool = False  # folders that nodes do not share are accepted
+    capsule_bytes: int = DEFAULT_CAPSULE_MB * 1_000_000  # the most that one repro capsule may have; 0: none
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, *, node: str | None = None) -> AgentSettings:
@@ -107,6 +109,7 @@ class AgentSettings:
             hold_timeout=_hold_timeout(env),
             termination_log=_termination_log(env),
             allow_node_local=env.get(Env.ALLOW_NODE_LOCAL, "") in ("1", "true"),
+            capsule_bytes=_whole(env, Env.CAPSULE_MB, default=DEFAULT_CAPSULE_MB, least=0) * 1_000_000,
         )
 
     def place(self, rank: int, local_rank: int) -> Place:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from training_agent.contract import Alarm
+
 from .approval import Action, Approval, Fact
 from .console import console_url
 from .decision_table import ROWS, Contain
 from .incident import Incident, State
 from .letter import Letter, render
 from .messages import COMMAND, check_command, one_line, subject, when
+from .replay_job import replay_job
 from .times import moment
 from .wording import SURE, Wording, wording
 
@@ -111,7 +114,7 @@ def approval_mail(
         warnings=() if approval.synthetic else approval.warnings,
         way=way,
         outcomes=_outcomes(words),
-        commands=(*_answers(approval, url), *_check(incident)),
+        commands=(*_answers(approval, url), *_check(incident), *_replay(job_of(approval))),
         facts=approval.facts,
         console=console_url(approval.execution),
     )
@@ -161,6 +164,7 @@ def notice_mail(
     *,
     issued: bool,
     console: str = "",
+    alarm: Alarm | None = None,
 ) -> Mail:
     """Tell a human: nothing further happens by itself. `issued`: a replacement may be under way."""
     row = ROWS.get(incident.decision_row or "")
@@ -172,7 +176,7 @@ def notice_mail(
         opening=(*_drill(incident), notice.happened, f"Because: {reason}.", _left(incident, closing, issued)),
         meaning=(SURE[row.id],) if row is not None else (),
         todo=(notice.todo,),
-        commands=_check(incident),
+        commands=(*_check(incident), *_replay(_job_after(incident, closing, alarm))),
         facts=tuple(f for f in facts if f.label != "Because"),
         console=console,
     )
@@ -261,3 +265,23 @@ def check_of(incident: Incident) -> str:
 def _check(incident: Incident) -> tuple[str, ...]:
     command = check_of(incident)
     return ("# the deep health check, which only a person starts over several nodes", command) * bool(command)
+
+
+def job_of(approval: Approval) -> tuple[str, ...]:
+    """The Job that replays the alarm's capsule on the node that is asked about, as shell lines."""
+    if approval.synthetic:
+        return ()
+    return replay_job(approval.incident_id, approval.node, approval.ranks, approval.alarm)
+
+
+def _job_after(incident: Incident, closing: State, alarm: Alarm | None) -> tuple[str, ...]:
+    """The same in a notice, where the node is still there and a person looks for a cause."""
+    if closing is not State.HANDED_TO_HUMAN or incident.synthetic or not incident.touched:
+        return ()
+    return replay_job(incident.id, incident.node or "", incident.ranks, alarm)
+
+
+def _replay(job: tuple[str, ...]) -> tuple[str, ...]:
+    return ("# the alarm's micro-batch again, on the node itself (fill in what is in CAPITALS)", *job) * bool(
+        job
+    )

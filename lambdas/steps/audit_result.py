@@ -13,12 +13,12 @@ from datetime import datetime
 
 from training_agent.contract import ContractError, DetailType, TargetedAuditResult, decode
 
-from ..domain.errors import PermanentError
+from ..domain.errors import NeedsHumanError, PermanentError
 from ..domain.incident import AuditClaim, Incident
 from ..domain.times import moment, stamp
 from ..settings import IngestSettings
 from .envelope import open_envelope
-from .outcome import Recorder, amend
+from .outcome import Recorder, alarm_of, amend
 
 MAX_CLAIMS = 5
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -39,7 +39,7 @@ def take(needs: Recorder, settings: IngestSettings, body: str, now: datetime) ->
         incident = needs.incidents.get(result.incident_id)
     except PermanentError:
         raise ContractError("no such incident") from None
-    _match(incident, result)
+    _match(incident, result, _capsules(needs, incident))
     claim = AuditClaim(result.capsule_hash, result.passed, stamp(now))
     amend(needs, incident.id, lambda i: _with(i, claim))
     word = "passed" if result.passed else "computed wrong again"
@@ -62,11 +62,22 @@ def _accept(settings: IngestSettings, result: TargetedAuditResult, now: datetime
         raise ContractError(f"result is {age} old")
 
 
-def _match(incident: Incident, result: TargetedAuditResult) -> None:
+def _match(incident: Incident, result: TargetedAuditResult, capsules: frozenset[str]) -> None:
     if incident.state.terminal:
         raise ContractError(f"the incident has ended as {incident.state.value}")
     if incident.instance_id is None or incident.instance_id != result.instance_id:
         raise ContractError("the result is from another instance than the incident's")
+    if capsules and result.capsule_hash not in capsules:
+        raise ContractError("the result is of a capsule that the incident's alarms do not list")
+
+
+def _capsules(needs: Recorder, incident: Incident) -> frozenset[str]:
+    """Hashes that the alarm, and those that joined it, list; agents of the version before wrote none."""
+    try:
+        alarms = [alarm_of(needs.incidents, needs.incidents.get(i)) for i in (incident.id, *incident.joined)]
+    except NeedsHumanError as e:
+        raise ContractError(str(e)) from None
+    return frozenset(c.sha256 for alarm in alarms for c in alarm.capsules)
 
 
 def _with(incident: Incident, claim: AuditClaim) -> Incident:

@@ -76,13 +76,15 @@ def tell(needs: Speaker, incident_id: str, seen: Any, execution: str = "") -> St
             told = needs.incidents.effect(incident.id, "notice")
             if told is not None and told.state is EffectState.RESULT:
                 return StepResult("told", "a human was told before")
+        alarm = alarm_of(needs.incidents, incident)
         subject, body = mails.notice_mail(
             incident,
-            lines(needs, incident, alarm_of(needs.incidents, incident)),
+            lines(needs, incident, alarm),
             reason,
             closing,
             issued=issued,
             console=console_url(execution),
+            alarm=alarm,
         )
         story = send_to_all(needs.mail, subject, body)
         needs.incidents.conclude(incident.id, "notice", story, needs.clock.now())

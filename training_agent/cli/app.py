@@ -7,19 +7,19 @@ pipeline; `--api` alone is enough to decide. Next: `reading` and `acting` do the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from . import acting, reading
+from . import acting, computing, reading
 from .aws import Aws
 from .deployment import Deployment, environment, find, outputs_from
-from .failures import CliError, Exit
+from .failures import Exit
 from .pipeline import Pipeline
 from .preflight import preflight as run_preflight
-from .screen import Screen
+from .running import Json, run
 
 app = typer.Typer(
     name="sdc",
@@ -32,7 +32,6 @@ app = typer.Typer(
     "pipeline (nothing was changed), 130 interrupted.",
 )
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
 Region = Annotated[str | None, typer.Option("--region", help="AWS region; by default the caller's own.")]
 Stack = Annotated[
     str | None, typer.Option("--stack", envvar="SDC_STACK", help="Stack name; TrainingSdc-$SDC_CLUSTER.")
@@ -73,7 +72,7 @@ def doctor(
     def deployment() -> Deployment:
         return find(aws, stack=stack, outputs=outputs, environ=environment())
 
-    _run(json, lambda s: reading.doctor(s, environment(), aws, deployment, only or (), skip or ()))
+    run(json, lambda s: reading.doctor(s, environment(), aws, deployment, only or (), skip or ()))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -82,7 +81,10 @@ def preflight(ctx: typer.Context, json: Json = False) -> None:
 
     Everything after `--` is the launch: sdc preflight -- torchrun --nproc-per-node 8 train.py
     """
-    _run(json, lambda s: run_preflight(s, ctx.args))
+    run(json, lambda s: run_preflight(s, ctx.args))
+
+
+app.command()(computing.replay)
 
 
 @app.command()
@@ -94,7 +96,7 @@ def incidents(
     api: Api = None,
 ) -> None:
     """Open incidents, oldest first."""
-    _run(json, lambda s: reading.incidents(s, _pipeline(region, stack, outputs, api)))
+    run(json, lambda s: reading.incidents(s, _pipeline(region, stack, outputs, api)))
 
 
 @app.command()
@@ -108,7 +110,7 @@ def show(
     api: Api = None,
 ) -> None:
     """One incident: what is asked, and its story with the duration of each step."""
-    _run(
+    run(
         json,
         lambda s: reading.show(s, _pipeline(region, stack, outputs, api), incident, follow=follow),
     )
@@ -129,7 +131,7 @@ def approve(
 ) -> None:
     """Say yes to what an incident asks, signed with your AWS identity."""
     meant = acting.Meant(node, question, action)
-    _run(
+    run(
         json,
         lambda s: acting.decide(
             s, _pipeline(region, stack, outputs, api), incident, "approve", meant, reason
@@ -156,7 +158,7 @@ def reject(
     """Say no, signed with your AWS identity; the node stays cordoned unless released."""
     answer = "release" if release else "keep"
     meant = acting.Meant(node, question, action)
-    _run(
+    run(
         json,
         lambda s: acting.decide(s, _pipeline(region, stack, outputs, api), incident, answer, meant, reason),
     )
@@ -173,7 +175,7 @@ def release(
     api: Api = None,
 ) -> None:
     """Put back to work what an ended incident left cordoned and held, signed with your AWS identity."""
-    _run(json, lambda s: acting.release(s, _pipeline(region, stack, outputs, api), incident, reason))
+    run(json, lambda s: acting.release(s, _pipeline(region, stack, outputs, api), incident, reason))
 
 
 @app.command()
@@ -185,7 +187,7 @@ def history(
     outputs: Outputs = None,
 ) -> None:
     """Every incident that named a node or a GPU; the GPU's UUID outlives its instance."""
-    _run(json, lambda s: reading.history(s, _pipeline(region, stack, outputs, None), subject))
+    run(json, lambda s: reading.history(s, _pipeline(region, stack, outputs, None), subject))
 
 
 @app.command()
@@ -198,7 +200,7 @@ def drill(
     api: Api = None,
 ) -> None:
     """Start a fire drill and watch it until approvers are asked; it can never replace anything."""
-    _run(json, lambda s: acting.drill(s, _pipeline(region, stack, outputs, api), timeout))
+    run(json, lambda s: acting.drill(s, _pipeline(region, stack, outputs, api), timeout))
 
 
 @app.command()
@@ -218,8 +220,8 @@ def clear(
 ) -> None:
     """Let a held job go where no pipeline can: take entries out of its quarantine.json."""
     if reproducible:
-        _run(json, lambda s: acting.acknowledge(s, shared_dir, reason))
-    _run(json, lambda s: acting.clear(s, shared_dir, subject, everything=everything, reason=reason))
+        run(json, lambda s: acting.acknowledge(s, shared_dir, reason))
+    run(json, lambda s: acting.clear(s, shared_dir, subject, everything=everything, reason=reason))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -237,16 +239,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show_usage()
         return Exit.USAGE
     return int(code or 0)
-
-
-def _run(as_json: bool, act: Callable[[Screen], Exit]) -> None:
-    screen = Screen(as_json=as_json)
-    try:
-        code = act(screen)
-    except CliError as e:
-        screen.error(e)
-        code = e.code
-    raise typer.Exit(int(code))
 
 
 def _pipeline(region: str | None, stack: str | None, outputs: Path | None, api: str | None) -> Pipeline:

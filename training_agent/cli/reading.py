@@ -96,6 +96,11 @@ def show(screen: Screen, pipeline: Pipeline, incident_id: str, *, follow: bool) 
         screen.line(line, hanging=44)
     if missing is not None:
         screen.line(f"Its story cannot be told: {missing} {missing.remedy}")
+    if job := (found.get("approval") or {}).get("replay_job"):
+        screen.line()
+        screen.line("The alarm's micro-batch again, on the node itself (--json has these lines uncut):")
+        for line in job.splitlines():
+            screen.verbatim(line)
     return Exit.DONE
 
 

@@ -46,6 +46,11 @@ class Screen:
         for part in wrapped(text, self.width, indent, indent if hanging is None else hanging):
             self._out.print(Text(part, style=style), no_wrap=True, overflow="ellipsis", crop=True)
 
+    def verbatim(self, text: str) -> None:
+        """One line of a command, cut and not wrapped where it is too long; nothing with `--json`."""
+        if not self.as_json:
+            self._out.print(Text(text), no_wrap=True, overflow="ellipsis", crop=True)
+
     def table(self, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Columns; the last one gives way when the terminal is narrow. Nothing with `--json`."""
         if self.as_json:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .alarm import (
     Alarm,
+    CapsuleRef,
     Check,
     Contest,
     Finding,
@@ -57,6 +58,7 @@ from .registration import NodeRegistration
 
 __all__ = [
     "Alarm",
+    "CapsuleRef",
     "Check",
     "Contest",
     "Finding",

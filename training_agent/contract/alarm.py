@@ -107,6 +107,19 @@ class ResumePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class CapsuleRef:
+    """A repro capsule of one micro-batch of this alarm, for `sdc replay`.
+
+    Its rank writes the file after the alarm is safe, and within the farewell: it may be missing.
+    """
+
+    rank: int  # whose micro-batch it is
+    path: str
+    sha256: str  # hex
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Alarm:
     """Equal on all ranks; its JSON is the wire format (under 64 KB: suspects only, never the rank map)."""
 
@@ -134,6 +147,7 @@ class Alarm:
     resume_from: ResumePoint | None = None
     versions: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what was not checked, and why: one sentence each
+    capsules: tuple[CapsuleRef, ...] = ()  # one per named rank, where a micro-batch was contested
     schema_version: str = SCHEMA_VERSION
 
     @property

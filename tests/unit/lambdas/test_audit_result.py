@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from lambdas.domain.errors import RefusedError, UnavailableError
 from lambdas.domain.incident import CheckResult, Incident
 from lambdas.domain.telemetry import Measure, Reading, lines
 from tests.events import builder
+from tests.unit.agent.capsules import sealed
+from training_agent.cli.app import main
 from training_agent.contract import Finding, FindingKind, Verdict
 
 from .drive import Driver
@@ -104,6 +106,39 @@ def test_a_result_for_an_incident_that_has_ended_changes_nothing(driver: Driver)
     before = driver.world.incidents.get(incident.id)
     driver.send(result(incident))
     assert driver.world.incidents.get(incident.id) == before
+
+
+# the receipt of `sdc replay`
+
+
+def test_the_receipt_of_a_replay_that_computed_wrong_again_asks_for_the_replacement(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capsule = sealed(tmp_path)
+    assert capsule is not None
+    capsule.write(timedelta(seconds=10))
+    driver.register()
+    accused = builder.alarm(builder.pair(3, Verdict.TRANSIENT), capsules=(capsule.ref,))
+    (incident,) = driver.alarm(accused)
+    driver.play(incident, "locate", stop="confirm")
+    assert driver.step("confirm", incident)["outcome"] == "waiting"
+
+    monkeypatch.setenv("NODE_NAME", f"hyperpod-{SUSPECT}")
+    monkeypatch.setenv("SDC_CLUSTER", builder.CLUSTER)
+    receipt = tmp_path / "receipt.json"
+    options = ["--model", "tests.unit.agent.capsules:build_wrong", "--incident", incident.id]
+    assert main(["replay", capsule.ref.path, *options, "--receipt", str(receipt)]) == 1
+    sent = json.loads(receipt.read_text())
+    forged = {**sent, "capsule_hash": "0" * 64}
+    event = json.loads(RECORDED.read_text())
+    driver.send({**event, "detail": {**forged, "time": event["detail"]["time"]}})
+    assert driver.world.incidents.get(incident.id).audits == ()  # of no capsule that the alarm lists
+    driver.send({**event, "detail": {**sent, "time": event["detail"]["time"]}})
+    assert driver.step("confirm", incident)["outcome"] == "confirmed"
+    assert driver.step("decide", incident)["outcome"] == "approve"
+    driver.ask(incident)
+    body = driver.world.mail.sent[-1][2]
+    assert f"capsule {capsule.ref.sha256[:12]}" in " ".join(body.split())
 
 
 # telemetry

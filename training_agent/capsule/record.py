@@ -1,0 +1,151 @@
+"""On an alarm: the capsule of this rank's micro-batch, built in memory, written where other pods can read it.
+
+In: the sighting, and what this rank computed. Out: a `CapsuleRef` for the alarm, then the file. What does not
+fit or cannot be written is said on the log: nothing here delays or endangers the alarm. Used by `_latch`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .._capture import Capture
+from .._evidence import Evidence
+from ..contract import CapsuleRef, Contest, Finding, Place
+from ..determinism import deterministic, environment
+from ..errors import CapsuleError
+from ..log_line import log_line, utc_now
+from ..settings import AgentSettings
+from ..shared_files import write_atomic
+from .choice import chosen, contest_of
+from .content import Facts, dump, weight_digests
+
+FOLDER = "capsules"  # in the job's shared folder, beside the spool
+SUFFIX = ".sdc"
+
+
+@dataclass(frozen=True, slots=True)
+class Exhibit:
+    """What this rank holds of a step that was replayed."""
+
+    capture: Capture
+    original: Evidence
+    read: tuple[bool, ...]  # see `Facts.read`
+    compiled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What the alarm says, and where this rank stands."""
+
+    step: int
+    check: str
+    findings: Sequence[Finding]
+    contests: Sequence[Contest]
+    place: Place
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A capsule that only has to be written."""
+
+    ref: CapsuleRef
+    data: bytes
+
+    def write(self, patience: timedelta) -> None:
+        """Write it beside and rename it, for at most `patience`; one cut short leaves no file of its name."""
+        thread = threading.Thread(target=self._write, name="sdc-capsule", daemon=True)
+        thread.start()
+        thread.join(patience.total_seconds())
+        if thread.is_alive():
+            log_line("warning", message=f"The capsule {self.ref.path} was not written within {patience}.")
+
+    def _write(self) -> None:
+        try:
+            write_atomic(Path(self.ref.path), self.data)
+        except OSError as e:
+            log_line("warning", message=f"The capsule {self.ref.path} could not be written: {e}")
+
+
+def seal(
+    scene: Scene,
+    exhibit: Exhibit | None,
+    parameters: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    settings: AgentSettings,
+    device: torch.device,
+) -> Sealed | None:
+    """Build this rank's capsule; None when the alarm is not about its micro-batch, or it cannot be kept.
+
+    Args:
+        parameters: those behind the rows of the evidence, in order.
+        weights: all parameters by name, as they were before the update.
+    """
+    if exhibit is None or settings.shared_dir is None or not settings.capsule_bytes:
+        return None
+    if scene.place.rank not in chosen(scene.findings, scene.contests):
+        return None
+    try:
+        data = _bytes(scene, exhibit, parameters, weights, settings, device)
+    except Exception as e:  # noqa: BLE001 - the alarm matters more, whatever the batch is made of
+        why = str(e) if isinstance(e, CapsuleError) else f"{type(e).__name__}: {e}"
+        log_line("warning", rank=scene.place.rank, message=f"There is no repro capsule of this step: {why}.")
+        return None
+    sha256 = hashlib.sha256(data).hexdigest()
+    name = f"step-{scene.step}-rank-{scene.place.rank}-attempt-{settings.job.attempt}-{sha256[:8]}{SUFFIX}"
+    path = settings.shared_dir / FOLDER / name
+    return Sealed(CapsuleRef(scene.place.rank, str(path), sha256, len(data)), data)
+
+
+def _bytes(
+    scene: Scene,
+    exhibit: Exhibit,
+    parameters: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    settings: AgentSettings,
+    device: torch.device,
+) -> bytes:
+    rank, limit = scene.place.rank, settings.capsule_bytes
+    with deterministic():  # as replays run
+        switches = {name: str(fact) for name, fact in environment(device).items()}
+    contest = contest_of(rank, scene.contests)
+    facts = Facts(
+        cluster=settings.cluster,
+        job=settings.job,
+        step=scene.step,
+        check=scene.check,
+        time=utc_now(),
+        micro_batch_of=rank,
+        written_by=scene.place,
+        named=tuple(f.place for f in scene.findings if f.place is not None),
+        expected=None if contest is None else contest.majority,
+        votes=() if contest is None else contest.votes,
+        compared=exhibit.original.depth.value,
+        compiled=exhibit.compiled,
+        parameters=tuple(parameters),
+        read=exhibit.read,
+        tensors=exhibit.original.tensors,
+        nbytes=exhibit.original.nbytes,
+        versions=dict(scene.versions),
+        environment=switches,
+        weights=weight_digests(dict(weights)),
+        device=device.type,
+    )
+    state = {name: p.detach() for name, p in weights.items()}
+    size = sum(p.numel() * p.element_size() for p in state.values())
+    data = b""
+    if size <= limit:
+        data = dump(facts, exhibit.capture, exhibit.original, state)
+    if not data or len(data) > limit:  # without the weights: a checkpoint is needed then
+        data = dump(facts, exhibit.capture, exhibit.original, None)
+    if len(data) > limit:
+        raise CapsuleError(f"it would have {len(data)} bytes, SDC_CAPSULE_MB allows {limit}")
+    return data

@@ -1,0 +1,49 @@
+"""The commands of `sdc` that compute: options only. In: arguments. Out: what `replay` does. Used by `app`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..clients import boto3_client
+from .deployment import environment
+from .replay import Wanted
+from .replay import replay as run_replay
+from .running import Json, run
+
+
+def replay(
+    capsule: Annotated[Path, typer.Argument(metavar="CAPSULE", help="The file that the alarm names.")],
+    model: Annotated[
+        str, typer.Option("--model", help="module:function that returns the model, or (model, compute_loss).")
+    ],
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", help="Weights; by default those in the capsule.")
+    ] = None,
+    repeat: Annotated[int, typer.Option("--repeat", help="How often to compute it.")] = 10,
+    device: Annotated[str | None, typer.Option("--device", help="Such as cuda:3; cuda:0 or cpu.")] = None,
+    reference: Annotated[
+        Path | None, typer.Option("--reference", help="What a trusted GPU computed from these weights.")
+    ] = None,
+    save_reference: Annotated[
+        Path | None, typer.Option("--save-reference", help="Write what this one computes, for other GPUs.")
+    ] = None,
+    incident: Annotated[
+        str | None, typer.Option("--incident", help="The incident that the receipt is for.")
+    ] = None,
+    receipt: Annotated[Path | None, typer.Option("--receipt", help="Where to write the receipt.")] = None,
+    publish: Annotated[
+        bool, typer.Option("--publish", help="Send the receipt to the pipeline (SDC_EVENT_BUS).")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Compute the micro-batch of an alarm again, here: are the bits the right ones?
+
+    Ends with 0 when every repeat is equal to what was expected, 1 when one differs, 4 when nothing can tell.
+    """
+    wanted = Wanted(
+        capsule, model, checkpoint, repeat, device, reference, save_reference, incident, receipt, publish
+    )
+    run(json, lambda s: run_replay(s, wanted, environment(), boto3_client))
