@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import NoReturn
 
 from . import _alarm
-from ._alarm import Passes, Sighting
+from ._alarm import Sighting
+from ._ledger import Ledger
 from ._replayer import Replayer
 from ._ring import RingResult
 from ._startup import Setup
-from .capsule.record import Exhibit, Scene, Sealed, seal
+from ._trail import Trail
+from .capsule.record import Exhibit, Scene, Sealed, seal, trail_file, write_all
 from .checks.nonfinite import read_locally
-from .contract import Alarm, ExitCode, to_plain
+from .contract import Alarm, Check, ExitCode, to_plain
 from .errors import SdcAlarm
 from .log_line import log_line
 from .steady import steady
@@ -32,16 +35,10 @@ class AlarmLatch:
         self._setup, self._replayer = setup, replayer
         self._alarm: Alarm | None = None
 
-    def trip(
-        self,
-        sighting: Sighting,
-        passes: Passes,
-        notes: tuple[str, ...] = (),
-        disputed: RingResult | None = None,
-    ) -> NoReturn:
+    def trip(self, sighting: Sighting, ledger: Ledger, disputed: RingResult | None = None) -> NoReturn:
         """Build and report the alarm, wait (bounded) until every rank has done so, raise.
 
-        The capsule is written after the alarm is safe, and only as long as that wait may last anyway.
+        Capsule and trail are written after the alarm is safe, and only as long as that wait may last anyway.
 
         Raises:
             SdcAlarm: always.
@@ -51,12 +48,12 @@ class AlarmLatch:
             sealed = self._seal(sighting, disputed)
             self._alarm = _alarm.build(
                 sighting,
-                passes,
+                ledger.passes,
                 setup.rank_map,
                 setup.settings,
                 setup.comm,
                 setup.checkpoints,
-                notes,
+                tuple(ledger.notes),
                 None if sealed is None else sealed.ref,
             )
             if setup.reporter is not None:
@@ -64,8 +61,8 @@ class AlarmLatch:
             else:
                 log_line("alarm", rank=setup.comm.rank, alarm=to_plain(self._alarm))
             reported = time.monotonic()
-            if sealed is not None:
-                sealed.write(FAREWELL)
+            files = [] if sealed is None else [(Path(sealed.ref.path), sealed.data)]
+            write_all([*files, *self._trail(sighting, ledger.trail)], FAREWELL)
             left = FAREWELL - timedelta(seconds=time.monotonic() - reported)
             setup.comm.meet(f"sdc/alarm/{self._alarm.step}/{self._alarm.time}", max(left, timedelta()))
         raise SdcAlarm(self._alarm, _alarm.message(self._alarm))
@@ -86,6 +83,14 @@ class AlarmLatch:
         exhibit = Exhibit(disputed.capture, disputed.original, read, self._replayer.compiled)
         weights = dict(setup.ddp.module.named_parameters())
         return seal(scene, exhibit, setup.parameters, weights, setup.settings, setup.device)
+
+    def _trail(self, sighting: Sighting, trail: Trail) -> list[tuple[Path, bytes]]:
+        """What `sdc bisect` compares with, from the first rank."""
+        setup, known = self._setup, list(trail.points)
+        if not setup.comm.is_first or sighting.check is Check.WEIGHTS:
+            return []
+        weights = dict(setup.ddp.module.named_parameters())
+        return trail_file(setup.settings, sighting.step, setup.comm.world, weights, known)
 
     def raise_again(self) -> None:
         """Raise the alarm that was raised before, if any."""

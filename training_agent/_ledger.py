@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ._alarm import Passes, Sighting
 from ._comm import Comm
 from ._examine import OVERFLOW_LIMIT, AuditPass
+from ._trail import ROW, Trail
 from .digest import DIGEST_VERSION, digest
 from .errors import AgentError, ConfigurationError
 from .log_line import log_line
@@ -41,6 +42,7 @@ class Ledger:
     steps_skipped: int = 0  # dropped by the policy
     steps_retried: int = 0  # right at the second attempt
     warnings: int = 0  # findings that the policy let pass
+    trail: Trail = field(default_factory=Trail)
     notes: list[str] = field(default_factory=list)  # what is not checked, and why
     _streaks: dict[int, int] = field(default_factory=dict)  # overflowing rank -> steps in a row
     _said: set[str] = field(default_factory=set)
@@ -104,8 +106,9 @@ class Ledger:
             self._said.add(reason)
             log_line("warning", message=f"audit of step {step} skipped: {reason}", step=step)
 
-    def weights_passed(self, step: int, state_tensors: int = 0) -> None:
-        """Record a passed weight check, and how many tensors of optimizer state it compared."""
+    def weights_passed(self, step: int, rows: bytes, state_tensors: int = 0) -> None:
+        """Record a passed weight check: digests of the weights, then of `state_tensors` of the optimizers."""
+        self.trail.passed(step, rows[: len(rows) - ROW * state_tensors])
         self.passes = replace(self.passes, weights=step)
         if state_tensors:  # a comparison of nothing is no pass
             self.passes = replace(self.passes, optimizer_state=step)

@@ -17,8 +17,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from . import exit_codes
+from . import _bisecting, exit_codes
 from ._alarm import versions
+from ._bisecting import BisectReporter
 from ._comm import Comm
 from ._refusals import diverging_hook, refuse_optimizers, refuse_tensors, unwrapped, unwrapped_optimizer
 from ._shared_proof import prove_shared
@@ -94,6 +95,8 @@ def set_up(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], wishes:
     prove_shared(comm, rank_map, own, wishes.checkpoints)
     partners(rank_map, 0)  # refuses layouts without an assignment, before the first update
     hook = diverging_hook(ddp)
+    bisecting = _bisecting.plan()
+    reporter = wishes.reporter if bisecting is None else BisectReporter(bisecting, ddp.module, comm)
     off = f"replicas may legally hold different weights under the communication hook {hook}" if hook else None
     return Setup(
         model,
@@ -102,7 +105,7 @@ def set_up(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], wishes:
         wishes.compute_loss,
         wishes.schedule,
         own,
-        wishes.reporter,
+        reporter,
         wishes.checkpoints,
         Mode(wishes.mode),
         Policy(wishes.policy),

@@ -258,7 +258,7 @@ class Update:
         """Drop the gradients, tell, raise."""
         self.watch.end()
         self._drop_gradients()
-        self.latch.trip(sighting, self.ledger.passes, tuple(self.ledger.notes), self.examiner.disputed)
+        self.latch.trip(sighting, self.ledger, self.examiner.disputed)
 
     def _drop_gradients(self) -> None:
         for optimizer in self.setup.optimizers:
@@ -297,4 +297,4 @@ class Update:
                 self.alarm(sighting)
             self.ledger.warned(sighting)
         else:
-            self.ledger.weights_passed(self.ledger.step, len(kept or ()))
+            self.ledger.weights_passed(self.ledger.step, divergence.rows, len(kept or ()))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from . import _bisecting
 from .checkpoint_folder import MANIFEST, CheckpointInfo, inspect, newest_sound, seal, verify
 from .errors import CheckpointError
 from .retention import last_full_pass, superfluous
@@ -90,6 +91,9 @@ class CheckpointStore:
 
     def complete(self, step: int, partial: Path, manifest: Mapping[str, Any]) -> CheckpointInfo:
         """Turn the folder of `begin` into the checkpoint of `step`, then let superfluous ones go."""
+        if _bisecting.plan() is not None:
+            shutil.rmtree(partial)
+            return CheckpointInfo(step, partial, complete=False, reason="sdc bisect keeps none")
         target = self.folder / f"step-{step}"
         seal(partial, step, self.world_size, manifest)
         if target.exists():
@@ -118,12 +122,15 @@ class CheckpointStore:
         return newest_sound(self.list(), before)
 
     def resume(self) -> CheckpointInfo | None:
-        """Return the checkpoint to start from, or None for a start from scratch.
+        """Return the checkpoint to start from, or None for a start from scratch; under `sdc bisect` its own.
 
         Raises
         ------
         CheckpointError: only doubtful ones are left; a person decides.
         """
+        bisecting = _bisecting.plan()
+        if bisecting is not None:
+            return inspect(Path(bisecting.start), bisecting.start_step, None) if bisecting.start else None
         newest = self.newest()
         if newest is None:
             doubtful = [c.path.name for c in self.list() if c.doubtful]

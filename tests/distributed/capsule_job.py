@@ -1,7 +1,7 @@
-"""One rank of three whose GPU number 1 is wrong from step 5 on. Usage: capsule_job.py SHARED_DIR.
+"""One rank of three. Usage: capsule_job.py FOLDER faulty|healthy: GPU 1 is wrong from step 7 on, or none is.
 
-Goes out: checkpoints of steps 4 and 0, and what an alarm leaves in the shared folder. `build` and
-`build_faulty` are what `sdc replay --model` calls afterwards.
+Goes out: checkpoints of steps 0, 4 and 11, and what the alarm of step 12 leaves in the shared folder. `build`
+and `build_faulty` are what `sdc replay --model` calls afterwards; `sdc bisect` launches it again, healthy.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.distributed.small_model import Model, batch_for, compute_loss
-from training_agent import CheckpointStore, Phase, Schedule, attach, job_reporter
+from training_agent import CheckpointStore, Guard, Phase, Schedule, attach, job_reporter
 from training_agent.checks.replay import LossFunction
 from training_agent.contract import Job
 from training_agent.faults import Element, FaultSpec, Injection, Where
 from training_agent.settings import AgentSettings
 
-BAD, FROM = 1, 5
+BAD, FROM, ALARM, SAVES = 1, 7, 12, (4, 11)
 FAULT = FaultSpec(Where.FORWARD_OUTPUT, Element(1000.0), BAD, FROM, seed=3)
 
 
@@ -51,7 +51,27 @@ def settings_of(rank: int, shared: Path) -> AgentSettings:
     )
 
 
-def main(shared: Path) -> None:
+def start(store: CheckpointStore, model: Model, optimizer: torch.optim.Optimizer, guard: Guard) -> None:
+    """From the store's checkpoint, or with one of step 0."""
+    found = [store.resume() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(found)
+    if found[0] is not None:
+        state, manifest = store.load(found[0])
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        guard.after_load(manifest)
+    elif dist.get_rank() == 0:
+        save(store, model, optimizer, guard)
+    dist.barrier()
+
+
+def save(store: CheckpointStore, model: Model, optimizer: torch.optim.Optimizer, guard: Guard) -> None:
+    """On rank 0."""
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    store.save(guard.step, state, guard.manifest())
+
+
+def main(folder: Path, faulty: bool) -> None:
     """Train until the alarm."""
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
@@ -59,30 +79,31 @@ def main(shared: Path) -> None:
     model, _ = build()
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    store = CheckpointStore(shared / "checkpoints", dist.get_world_size())
-    settings = settings_of(rank, shared)
+    store = CheckpointStore(folder / "checkpoints", dist.get_world_size())
+    settings = settings_of(rank, Path(os.environ.get("SDC_SHARED_DIR") or folder))
     guard = attach(
         ddp,
         optimizer,
         compute_loss=compute_loss,
-        schedule=Schedule(audit_every=5, check_every=5, ckpt_every=4),
+        schedule=Schedule(audit_every=ALARM, check_every=1, ckpt_every=None),
         settings=settings,
         reporter=job_reporter(settings, rank),
         checkpoints=store,
     )
     layer = model.blocks[1].down
-    Injection(FAULT, rank=rank, step=lambda: guard.step + 1, phase=lambda: guard.phase, module=layer)
-    if rank == 0:
-        store.save(0, {"model": model.state_dict()}, guard.manifest())
-    for step in range(1, 9):
+    if faulty:
+        Injection(FAULT, rank=rank, step=lambda: guard.step + 1, phase=lambda: guard.phase, module=layer)
+    start(store, model, optimizer, guard)
+    for step in range(guard.step + 1, ALARM + 1):
+        torch.manual_seed(1000 * step + rank)  # dropout, too, is a function of the step
         optimizer.zero_grad()
         guard.compute_loss(ddp, batch_for(rank, step)).backward()
         optimizer.step()
-        if step % 4 == 0:
+        if step in SAVES:
             guard.before_save()
             if rank == 0:
-                store.save(step, {"model": model.state_dict()}, guard.manifest())
+                save(store, model, optimizer, guard)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2] == "faulty")

@@ -8,11 +8,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
 from tests.ranks import start
+from training_agent.contract import Alarm, ExitCode, decode
 
 RANKS = 6
 Results = list[dict[str, Any]]  # per rank
@@ -70,3 +72,25 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result
     assert [code for code, _ in ended] == [0] * RANKS, ended[0][1][-4000:]
     by_rank = [json.loads((out / f"{rank}.json").read_text()) for rank in range(RANKS)]
     return lambda name: [results[name] for results in by_rank]
+
+
+@pytest.fixture(scope="session")
+def accused(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, str]]]:
+    """A job whose GPU 1 was found out: its folder, and how its three ranks ended."""
+    folder = tmp_path_factory.mktemp("accused")
+    return folder, launch("tests.distributed.capsule_job", 3, str(folder), "faulty", timeout=120)
+
+
+@pytest.fixture(scope="session")
+def shared(accused: tuple[Path, list[tuple[int, str]]]) -> Path:
+    """The folder of `accused`, after its alarm."""
+    folder, ended = accused
+    assert [code for code, _ in ended] == [ExitCode.ALARM] * 3, ended[0][1][-3000:]
+    return folder
+
+
+@pytest.fixture(scope="session")
+def alarm(shared: Path) -> Alarm:
+    """The one in its spool."""
+    (file,) = (shared / "spool").glob("*.json")
+    return decode(Alarm, file.read_bytes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -19,12 +20,14 @@ def run(
     return [code for code, _ in ended], [out for _, out in ended]
 
 
-def test_a7_an_alarm_that_nobody_catches_ends_every_rank_with_code_3() -> None:
-    codes, outputs = run("alarm")
-    assert codes == [ExitCode.ALARM] * 3, outputs[0]
-    for out in outputs:
+def test_a7_an_alarm_that_nobody_catches_ends_every_rank_with_code_3(
+    accused: tuple[Path, list[tuple[int, str]]],
+) -> None:
+    _, ended = accused
+    assert [code for code, _ in ended] == [ExitCode.ALARM] * 3, ended[0][1]
+    for _, out in ended:
         assert '{"sdc":"alarm"' in out
-        assert "SDC alarm at step 4" in out
+        assert "SDC alarm at step 12" in out
         assert "done" not in out
 
 

@@ -16,10 +16,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .. import _trail
 from .._capture import Capture
 from .._evidence import Evidence
 from ..contract import CapsuleRef, Contest, Finding, Place
 from ..determinism import deterministic, environment
+from ..digest import digest
 from ..errors import CapsuleError
 from ..log_line import log_line, utc_now
 from ..settings import AgentSettings
@@ -60,19 +62,50 @@ class Sealed:
     ref: CapsuleRef
     data: bytes
 
-    def write(self, patience: timedelta) -> None:
-        """Write it beside and rename it, for at most `patience`; one cut short leaves no file of its name."""
-        thread = threading.Thread(target=self._write, name="sdc-capsule", daemon=True)
-        thread.start()
-        thread.join(patience.total_seconds())
-        if thread.is_alive():
-            log_line("warning", message=f"The capsule {self.ref.path} was not written within {patience}.")
 
-    def _write(self) -> None:
-        try:
-            write_atomic(Path(self.ref.path), self.data)
-        except OSError as e:
-            log_line("warning", message=f"The capsule {self.ref.path} could not be written: {e}")
+def write_all(files: Sequence[tuple[Path, bytes]], patience: timedelta) -> None:
+    """Write each beside and rename it, for at most `patience`; one cut short leaves no file of its name."""
+    if not files:
+        return
+
+    def write() -> None:
+        for path, data in files:
+            try:
+                write_atomic(path, data)
+            except OSError as e:
+                log_line("warning", message=f"{path} could not be written: {e}")
+
+    thread = threading.Thread(target=write, name="sdc-capsule", daemon=True)
+    thread.start()
+    thread.join(patience.total_seconds())
+    if thread.is_alive():
+        log_line("warning", message=f"{files[0][0]} was not written within {patience.total_seconds():g} s.")
+
+
+def trail_file(
+    settings: AgentSettings,
+    step: int,
+    world: int,
+    weights: Mapping[str, Tensor],
+    points: Sequence[tuple[int, str]],
+) -> list[tuple[Path, bytes]]:
+    """The trail up to the weights as they are now, before the update of `step`, for `write_all`."""
+    if settings.shared_dir is None or not settings.capsule_bytes:
+        return []
+    try:
+        now = step - 1, _trail.short(_trail.raw(digest([p.detach() for p in weights.values()])))
+    except RuntimeError as e:  # the accelerator's own trouble must not cost the alarm
+        log_line("warning", message=f"There is no trail of this alarm: {e}")
+        return []
+    known = [p for p in points if p[0] < now[0]]
+    text = _trail.text(step, world, list(weights), [*known, now])
+    name = trail_name(step, settings.job.attempt)
+    return [(settings.shared_dir / FOLDER / name, text.encode())]
+
+
+def trail_name(step: int, attempt: int) -> str:
+    """Of the file in `FOLDER`."""
+    return f"trail-step-{step}-attempt-{attempt}.json"
 
 
 def seal(

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from .._trail import raw
 from ..digest import WORDS, digest
 from .sharded import compare_shards, is_sharded
 
@@ -29,6 +30,7 @@ class Divergence:
     involved: tuple[int, ...] = ()  # ranks of the tensors on which no majority exists
     bytes_compared: int = 0  # on each rank
     tensors_compared: int = 0
+    rows: bytes = field(default=b"", repr=False)  # of equal replicas: their digests, in order
 
     def __bool__(self) -> bool:
         return bool(self.tensors)
@@ -70,11 +72,11 @@ def find_divergent_ranks(
     both = torch.cat([own, ~own], dim=1)
     with around():
         dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
-        differs = (both[:, :WORDS] != ~both[:, WORDS:]).any(dim=1)
-        flags: list[bool] = differs.tolist()  # the host synchronisation
-    suspects = [i for i, flag in enumerate(flags) if flag]
+        both = both.cpu()  # the host synchronisation; the digests of equal replicas come with it
+    suspects = (both[:, :WORDS] != ~both[:, WORDS:]).any(dim=1).nonzero().flatten().tolist()
     if not suspects:
-        return Divergence(bytes_compared=compared, tensors_compared=len(names))
+        rows = raw(both[:, :WORDS])
+        return Divergence(bytes_compared=compared, tensors_compared=len(names), rows=rows)
     world = dist.get_world_size(group)
 
     def gather(rows: Tensor) -> Tensor:

@@ -85,6 +85,7 @@ def preflight(ctx: typer.Context, json: Json = False) -> None:
 
 
 app.command()(computing.replay)
+app.command(context_settings={"allow_extra_args": True})(computing.bisect)
 
 
 @app.command()

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from ..clients import boto3_client
+from .bisect import Search
+from .bisect import bisect as run_bisect
 from .deployment import environment
 from .replay import Wanted
 from .replay import replay as run_replay
@@ -47,3 +49,30 @@ def replay(
         capsule, model, checkpoint, repeat, device, reference, save_reference, incident, receipt, publish
     )
     run(json, lambda s: run_replay(s, wanted, environment(), boto3_client))
+
+
+def bisect(
+    ctx: typer.Context,
+    alarm: Annotated[Path, typer.Argument(metavar="ALARM", help="A file of $SDC_SHARED_DIR/spool.")],
+    checkpoints: Annotated[
+        Path | None, typer.Option("--checkpoints", help="Folder; by default where the alarm resumes from.")
+    ] = None,
+    trail: Annotated[
+        Path | None, typer.Option("--trail", help="By default the alarm's, in ../capsules.")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="Where the search is remembered; beside the alarm.")
+    ] = None,
+    max_updates: Annotated[
+        int, typer.Option("--max-updates", help="The most updates to compute, all launches together.")
+    ] = 10_000,
+    json: Json = False,
+) -> None:
+    """Which update of the suspect window was the first poisoned one?
+
+    Everything after `--` is the job's own launch, on as many trusted GPUs as it had:
+    sdc bisect spool/KEY.json -- torchrun --nproc-per-node 8 train.py
+    Ends with 0 when it is decided, 4 when not; called again, it goes on where it was.
+    """
+    wanted = Search(alarm, tuple(ctx.args), checkpoints, trail, state, max_updates)
+    run(json, lambda s: run_bisect(s, wanted, environment()))

@@ -68,6 +68,7 @@ class Env(str, Enum):
     TERMINATION_LOG = "SDC_TERMINATION_LOG"
     EXIT_CODE_DIR = "SDC_EXIT_CODE_DIR"  # of `training_agent.run`: workers leave their codes there
     CAPSULE_MB = "SDC_CAPSULE_MB"  # largest repro capsule of an alarm, in MB; 0: none is written
+    BISECT = "SDC_BISECT"  # set by `sdc bisect`: the file with what this launch computes again
     PREFLIGHT = "SDC_PREFLIGHT"  # set by `sdc preflight`: end before the first update
     CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"  # the user's choice among the GPUs above
     RANK = "RANK"  # this and the rest: set by torchrun

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from training_agent import _capture
 from training_agent._alarm import versions
 from training_agent._capture import Capture, Unit
 from training_agent._evidence import Depth, Evidence
-from training_agent.capsule.record import Exhibit, Scene, Sealed, seal
+from training_agent.capsule.record import Exhibit, Scene, Sealed, seal, write_all
 from training_agent.checks.replay import recompute
 from training_agent.contract import Contest, Finding, FindingKind, Job, Place, Verdict, Vote
 from training_agent.determinism import deterministic
@@ -77,3 +78,8 @@ def sealed(folder: Path, given: Any = None, *, compiled: bool = False, **changes
     )
     weights = dict(model.named_parameters())
     return seal(scene, replace(shown, compiled=compiled), weights, weights, settings, CPU)
+
+
+def write(capsule: Sealed) -> None:
+    """Put it where its reference says."""
+    write_all([(Path(capsule.ref.path), capsule.data)], timedelta(seconds=10))

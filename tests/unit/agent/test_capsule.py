@@ -26,7 +26,7 @@ from training_agent.cli.app import main
 from training_agent.contract import Contest, Finding, FindingKind, Vote
 from training_agent.errors import CapsuleError
 
-from .capsules import CPU, WRONG, sealed
+from .capsules import CPU, WRONG, sealed, write
 
 MODEL = "tests.unit.agent.capsules:build"
 
@@ -118,7 +118,7 @@ def test_a_tensor_that_reaches_outside_of_its_file_is_refused(changed: dict[str,
     header = json.loads(data[len(MAGIC) + 8 :][:length])
     header["tensors"][0].update(changed)
     forged = json.dumps(header).encode()
-    with pytest.raises(CapsuleError):
+    with pytest.raises(CapsuleError, match=r"a tensor|is no size|KeyError"):
         from_bytes(MAGIC + len(forged).to_bytes(8, "little") + forged + bytes(256), CPU)
 
 
@@ -127,7 +127,7 @@ def outcome_of(
 ) -> Outcome:
     capsule = sealed(folder, **how)
     assert capsule is not None
-    capsule.write(timedelta(seconds=10))
+    write(capsule)
     subject = build(MODEL, CPU)
     spoil(subject.model)
     return replay(load(Path(capsule.ref.path), CPU), subject, 2)
@@ -158,7 +158,7 @@ def test_a_difference_under_another_environment_decides_nothing(
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     capsule = sealed(tmp_path)
     assert capsule is not None
-    capsule.write(timedelta(seconds=10))
+    write(capsule)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     subject = build(MODEL, CPU)
     loaded = load(Path(capsule.ref.path), CPU)
@@ -198,7 +198,7 @@ def test_a_disk_that_hangs_delays_nobody_and_leaves_no_half_file(
     capsule = sealed(tmp_path)
     assert capsule is not None
     began = time.monotonic()
-    capsule.write(timedelta(milliseconds=50))
+    record.write_all([(Path(capsule.ref.path), capsule.data)], timedelta(milliseconds=50))
     assert time.monotonic() - began < 15
     answers.set()
     assert "was not written within" in capsys.readouterr().out
@@ -228,7 +228,7 @@ def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.Capture
     assert main(["replay", str(tmp_path / "text"), "--model", MODEL, "--publish"]) == 2
     capsule = sealed(tmp_path)
     assert capsule is not None
-    capsule.write(timedelta(seconds=10))
+    write(capsule)
     assert main(["replay", capsule.ref.path, "--model", "nowhere:build"]) == 4
     assert "nowhere:build cannot be found" in capsys.readouterr().err
     assert main(["replay", capsule.ref.path, "--model", MODEL, "--repeat", "1"]) == 0

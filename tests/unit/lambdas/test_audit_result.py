@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from lambdas.domain.errors import RefusedError, UnavailableError
 from lambdas.domain.incident import CheckResult, Incident
 from lambdas.domain.telemetry import Measure, Reading, lines
 from tests.events import builder
-from tests.unit.agent.capsules import sealed
+from tests.unit.agent.capsules import sealed, write
 from training_agent.cli.app import main
 from training_agent.contract import Finding, FindingKind, Verdict
 
@@ -116,7 +116,7 @@ def test_the_receipt_of_a_replay_that_computed_wrong_again_asks_for_the_replacem
 ) -> None:
     capsule = sealed(tmp_path)
     assert capsule is not None
-    capsule.write(timedelta(seconds=10))
+    write(capsule)
     driver.register()
     accused = builder.alarm(builder.pair(3, Verdict.TRANSIENT), capsules=(capsule.ref,))
     (incident,) = driver.alarm(accused)

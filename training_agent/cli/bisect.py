@@ -1,0 +1,262 @@
+"""`sdc bisect ALARM -- torchrun ... train.py`: the first poisoned update of the suspect window, by replay.
+
+In: a spooled alarm, its trail, the job's checkpoints, the job's own launch on trusted GPUs. Out: where the
+weights went wrong and the last checkpoint before, or what cannot be told. The state file is written after
+every launch: an interrupted search goes on where it was. The search itself is `training_agent.bisect`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .._bisecting import Plan
+from .._trail import short_of
+from ..bisect import Case, Kind, Result, Seen, Start, Task, search
+from ..checkpoint import CheckpointStore
+from ..contract import Alarm, Check, ContractError, Env, ExitCode, decode, occurrence_key
+from ..contract import delivery_key as key_of
+from ..shared_files import write_atomic
+from .failures import CannotAskError, CliError, Exit, NotFoundError
+from .screen import Progress, Screen
+
+_SHOWN_LINES = 20  # of a launch that failed
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The options of the command."""
+
+    alarm: Path
+    launch: tuple[str, ...]
+    checkpoints: Path | None = None
+    trail: Path | None = None
+    state: Path | None = None
+    max_updates: int = 10_000
+
+    @property
+    def state_file(self) -> Path:
+        """Where the search is remembered."""
+        return self.state or self.alarm.with_suffix(".bisect.json")
+
+
+class NoLaunchError(CliError):
+    """Nothing was given after `--`."""
+
+    code = Exit.USAGE
+
+
+def bisect(screen: Screen, wanted: Search, environ: Mapping[str, str]) -> Exit:
+    """Search until it is decided or the bound is reached; 0 decided, 4 not.
+
+    Raises:
+        NoLaunchError: there is no launch command.
+        NotFoundError: there is no such alarm or trail.
+        CannotAskError: a launch failed, or a file is damaged.
+    """
+    if not wanted.launch:
+        raise NoLaunchError(
+            "There is nothing to launch.", "sdc bisect ALARM -- torchrun --nproc-per-node 8 train.py"
+        )
+    alarm = _alarm(wanted.alarm)
+    if alarm.check is Check.WEIGHTS or alarm.reduced_nonfinite:
+        return _without_replay(screen, alarm)
+    trail = _trail(wanted, alarm)
+    case = _case(wanted, alarm, trail)
+    seen, spent = _remembered(wanted.state_file, alarm)
+    with screen.progress("searching") as progress:
+        while isinstance(move := search(case, seen), Task):
+            task = move.within(wanted.max_updates - spent)
+            if task is None:
+                text = f"{spent} updates were computed, up to {move.updates} more are needed"
+                move = Result(None, None, False, f"{text}, and --max-updates is {wanted.max_updates}")
+                break
+            before = len(seen.of(move.kind))
+            spent += _compute(wanted, task, seen, int(trail["world"]), progress, environ)
+            _remember(wanted.state_file, alarm, seen, spent)
+            if len(seen.of(move.kind)) == before:
+                raise CannotAskError(
+                    f"The launch ended before step {move.points[0][0]} was computed.",
+                    "The script must train up to that step; see its output.",
+                )
+    return _tell(screen, alarm, move, spent)
+
+
+def _alarm(path: Path) -> Alarm:
+    try:
+        return decode(Alarm, path.read_bytes(), max_bytes=None)
+    except OSError as e:
+        raise NotFoundError(f"{path} cannot be read: {e}.", "Alarms lie in $SDC_SHARED_DIR/spool.") from None
+    except ContractError as e:
+        raise CannotAskError(f"{path} is no alarm: {e}.", "Alarms lie in $SDC_SHARED_DIR/spool.") from None
+
+
+def _trail(wanted: Search, alarm: Alarm) -> dict[str, Any]:
+    name = f"trail-step-{alarm.step}-attempt-{alarm.job.attempt}.json"
+    path = wanted.trail or wanted.alarm.parent.parent / "capsules" / name
+    try:
+        trail = json.loads(path.read_text())
+        int(trail["world"]), [(int(s), str(d)) for s, d in trail["points"]], [str(n) for n in trail["names"]]
+    except OSError as e:
+        raise NotFoundError(f"There is no trail {path}: {e}.", "Give it with --trail.") from None
+    except (ValueError, KeyError, TypeError) as e:
+        raise CannotAskError(
+            f"The trail {path} is damaged: {e}.", "Without it nothing can be compared."
+        ) from e
+    assert isinstance(trail, dict)
+    return trail
+
+
+def _case(wanted: Search, alarm: Alarm, trail: Mapping[str, Any]) -> Case:
+    """The window's recorded weights: the trail's, and those that checkpoints were saved with."""
+    folder = wanted.checkpoints
+    if folder is None and alarm.resume_from is not None:
+        folder = Path(alarm.resume_from.path).parent
+    if folder is None or not folder.is_dir():
+        raise NotFoundError(f"There is no checkpoint folder {folder or ''}.", "--checkpoints FOLDER")
+    first, last = alarm.suspect_window
+    found: dict[int, Start] = {}
+    for info in sorted(CheckpointStore(folder, 1).list(), key=lambda c: (c.step, _number(c.path))):
+        inside = first <= info.step < alarm.step
+        if not info.complete or info.doubtful != inside or (info.doubtful and not _marked(info.path)):
+            continue  # replaced, or of another alarm
+        digest = short_of((info.manifest or {}).get("digests", {}), trail["names"])
+        found[info.step] = Start(info.step, str(info.path), digest, info.doubtful)  # the last mark counts
+    starts = [s for step, s in sorted(found.items()) if step < alarm.step]
+    if first == 1 and not any(s.step == 0 for s in starts):
+        starts.insert(0, Start(0, "", None))
+    known = {s.step: s.digest for s in starts if s.doubtful and s.digest is not None}
+    known |= {int(step): digest for step, digest in trail["points"] if first <= step < last}
+    return Case(tuple(sorted(known.items())), tuple(starts))
+
+
+def _marked(path: Path) -> bool:
+    return ".doubtful-" in path.name
+
+
+def _number(path: Path) -> int:
+    """Of a mark: `step-24.doubtful-10` came after `-2`."""
+    last = path.name.rpartition("-")[2]
+    return int(last) if last.isdecimal() else 0
+
+
+def _compute(
+    wanted: Search, task: Task, seen: Seen, world: int, progress: Progress, environ: Mapping[str, str]
+) -> int:
+    """One launch; returns how many updates it computed."""
+    scratch = _fresh(wanted.state_file.with_suffix(".d"))
+    record = scratch / "record.jsonl"
+    plan = Plan(task.start.path, task.start.step, world, task.points, str(record))
+    plan.save(scratch / "plan.json")
+    progress.say(f"{task.kind.value}: from step {task.start.step} to {task.points[-1][0]}")
+    changed = {
+        Env.BISECT.value: str(scratch / "plan.json"),
+        Env.SHARED_DIR.value: str(scratch / "shared"),  # nothing of the job's own folder is touched
+        Env.CAPSULE_MB.value: "0",
+    }
+    (scratch / "shared").mkdir()
+    told = {Env.EVENT_BUS.value, Env.QUARANTINE_TABLE.value, Env.TERMINATION_LOG.value}
+    environment = {**{k: v for k, v in environ.items() if k not in told}, **changed}
+    command = [sys.executable, "-m", "training_agent.run", "--", *wanted.launch]
+    code, tail = _run(command, environment, progress)
+    found = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    results = seen.of(task.kind)
+    results.update({int(step): str(digest) for step, digest in found})
+    if code:
+        meaning = "a trusted GPU alarmed" if code == ExitCode.ALARM else f"it ended with {code}"
+        last = "\n".join(tail)
+        raise CannotAskError(
+            f"The launch failed: {meaning}. Its last lines:\n{last}", "Mend it; nothing is lost."
+        )
+    return int(max((step for step, _ in found), default=task.start.step)) - task.start.step
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], progress: Progress) -> tuple[int, list[str]]:
+    tail: list[str] = []
+    try:
+        child = subprocess.Popen(
+            command, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    except OSError as e:
+        raise CannotAskError(f"{command[0]} cannot be started: {e}.", "Check the command after --.") from e
+    assert child.stdout is not None
+    with child:
+        for line in child.stdout:
+            at = line.find('{"sdc":"bisect"')
+            if at >= 0:
+                said = json.loads(line[at:])
+                progress.say(f"step {said['step']}: {'equal' if said['equal'] else 'different'}")
+            tail = [*tail, line.rstrip()][-_SHOWN_LINES:]
+        return child.wait(), tail
+
+
+def _fresh(folder: Path) -> Path:
+    number = len(list(folder.glob("launch-*"))) + 1 if folder.is_dir() else 1
+    made = folder / f"launch-{number}"
+    made.mkdir(parents=True)
+    return made
+
+
+def _remembered(path: Path, alarm: Alarm) -> tuple[Seen, int]:
+    """What earlier launches gave.
+
+    Raises:
+        CannotAskError: the file is damaged, or of another alarm.
+    """
+    if not path.exists():
+        return Seen(), 0
+    try:
+        plain = json.loads(path.read_text())
+        if plain["alarm"] != _key(alarm):
+            raise ValueError("it belongs to another alarm")
+        seen = Seen(*({int(s): str(d) for s, d in plain[k.value].items()} for k in Kind))
+        return seen, int(plain["updates"])
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise CannotAskError(
+            f"The state file {path} cannot be used: {e}.", "--state FILE, or move it away"
+        ) from e
+
+
+def _remember(path: Path, alarm: Alarm, seen: Seen, spent: int) -> None:
+    plain = {"alarm": _key(alarm), "updates": spent, **{k.value: seen.of(k) for k in Kind}}
+    write_atomic(path, json.dumps(plain, indent=1).encode())
+
+
+def _key(alarm: Alarm) -> str:
+    return occurrence_key(key_of(alarm), alarm.job.attempt)
+
+
+def _without_replay(screen: Screen, alarm: Alarm) -> Exit:
+    if alarm.reduced_nonfinite:
+        text = f"the reduction of step {alarm.step} failed and was not applied: no update is poisoned by it"
+        return _tell(screen, alarm, Result(None, None, True, text), 0)
+    passed = alarm.last_weight_check_pass
+    text = f"replicas differ since an update after step {passed or 0}; the trail ends where they were equal"
+    return _tell(screen, alarm, Result(None, None, False, text), 0)
+
+
+def _tell(screen: Screen, alarm: Alarm, result: Result, spent: int) -> Exit:
+    screen.document(
+        {
+            "decided": result.decided,
+            "first_poisoned": result.poisoned,
+            "back_to": None if result.back_to is None else asdict(result.back_to),
+            "why": result.why,
+            "updates_computed": spent,
+            "suspect_window": alarm.suspect_window,
+        }
+    )
+    screen.line(
+        f"Alarm at step {alarm.step}, suspect window {alarm.suspect_window[0]} to {alarm.suspect_window[1]}."
+    )
+    screen.line(f"{result.why[:1].upper()}{result.why[1:]}.", style="" if result.decided else "bold red")
+    if result.back_to is not None:
+        where = result.back_to.path or "the start"
+        screen.line(f"Last checkpoint before it: step {result.back_to.step}, {where}.")
+    screen.line(f"{spent} updates were computed again.")
+    return Exit.DONE if result.decided else Exit.CANNOT_ASK
