@@ -106,7 +106,7 @@ class Ledger:
             self._said.add(reason)
             log_line("warning", message=f"audit of step {step} skipped: {reason}", step=step)
 
-    def weights_passed(self, step: int, rows: bytes, state_tensors: int = 0) -> None:
+    def weights_passed(self, step: int, rows: str, state_tensors: int = 0) -> None:
         """Record a passed weight check: digests of the weights, then of `state_tensors` of the optimizers."""
         self.trail.passed(step, rows[: len(rows) - ROW * state_tensors])
         self.passes = replace(self.passes, weights=step)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-ROW = 24  # bytes: three 64-bit words
+ROW = 48  # hex digits: three 64-bit words
 LONGEST = 4096  # points; older ones go
 
 
@@ -27,28 +27,28 @@ class Trail:
 
     points: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=LONGEST))
 
-    def passed(self, step: int, rows: bytes) -> None:
+    def passed(self, step: int, rows: str) -> None:
         """Replicas were equal after `step`, with these digest rows of their weights."""
         while self.points and self.points[-1][0] >= step:
             self.points.pop()
         self.points.append((step, short(rows)))
 
 
-def short(rows: bytes) -> str:
-    """16 hex digits for a table of digests, `ROW` bytes each, in the order of the parameters."""
-    return hashlib.sha256(rows).hexdigest()[:16]
+def short(rows: str) -> str:
+    """16 hex digits for a table of digests, `ROW` of them each, in the order of the parameters."""
+    return hashlib.sha256(bytes.fromhex(rows)).hexdigest()[:16]
 
 
-def raw(table: Tensor) -> bytes:
-    """The bytes of a digest table (int64, [n, 3])."""
-    return bytes(table.cpu().contiguous().numpy().tobytes())
+def raw(table: Tensor) -> str:
+    """A digest table (int64, [n, 3]) as hex digits."""
+    return bytes(table.cpu().contiguous().numpy().tobytes()).hex()
 
 
 def short_of(digests: Mapping[str, Sequence[int]], names: Sequence[str]) -> str | None:
     """The same from a checkpoint's manifest; None where it does not know all parameters."""
     if any(name not in digests for name in names):
         return None
-    return short(b"".join(struct.pack("<3q", *digests[name]) for name in names))
+    return short("".join(struct.pack("<3q", *digests[name]).hex() for name in names))
 
 
 def text(step: int, world: int, names: Sequence[str], points: Sequence[tuple[int, str]]) -> str:

@@ -30,7 +30,7 @@ class Divergence:
     involved: tuple[int, ...] = ()  # ranks of the tensors on which no majority exists
     bytes_compared: int = 0  # on each rank
     tensors_compared: int = 0
-    rows: bytes = field(default=b"", repr=False)  # of equal replicas: their digests, in order
+    rows: str = field(default="", repr=False, compare=False)  # digests of equal replicas: 48 hex digits each
 
     def __bool__(self) -> bool:
         return bool(self.tensors)

@@ -101,7 +101,7 @@ def test_second_answers_of_target_and_replayer_do_not_vote_and_missing_ones_coun
 def test_a_manifest_comes_back_and_tells_a_changed_bit() -> None:
     model = nn.BatchNorm1d(3)
     ledger = Ledger(20)
-    ledger.weights_passed(20, b"")
+    ledger.weights_passed(20, "")
     manifest = ledger.manifest(6, model)
     loaded = LoadedManifest.parse(manifest)
     assert (loaded.step, loaded.passes) == (20, Passes(None, 20))
