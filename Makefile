@@ -48,8 +48,8 @@ lint: $(READY)  ## ruff, mypy, import-linter
 	  "$(VENV)/bin/lint-imports --no-logo"; do $$tool || failed="$$failed [$$tool]"; done; \
 	  [ -z "$$failed" ] || { echo "lint failed:$$failed"; exit 1; }
 
-bench: $(READY)  ## what the checks cost on this machine, into out/bench.json; WRITE=1 also into docs/performance.md; QUICK=1
-	@OMP_NUM_THREADS=1 $(PY) -m tests.bench $(if $(WRITE),--write) $(if $(QUICK),--quick)
+bench: $(READY)  ## what the checks cost on this machine, into out/bench.json; WRITE=1 also into docs/performance.md; QUICK=1, RESUME=1
+	@OMP_NUM_THREADS=1 $(PY) -m tests.bench $(if $(WRITE),--write) $(if $(QUICK),--quick) $(if $(RESUME),--resume)
 
 bench-gpu:  ## the same on one GPU, with the machine's own python3 and torch; prints JSON
 	@$(PYTHON) -m tests.bench.gpu

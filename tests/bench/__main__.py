@@ -1,7 +1,8 @@
 """`python -m tests.bench`: what the checks cost, into out/bench.json and, with --write, docs/performance.md.
 
---quick takes a minute and proves that it runs; its figures prove nothing. Exit code 1 when the A/A row was
-not quiet: the run is void.
+--quick takes a minute and proves that it runs; its figures prove nothing. Each group's result is kept in
+out/bench as it ends, and --resume measures only those that are missing or void. Exit code 1 when an A/A row
+was not quiet: the run is void.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from tests.bench.figures import Round
 from tests.matrix.launch import launch
 
 OUT = Path("out/bench.json")
+CASES = Path("out/bench")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smallest model, one process group")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/performance.md")
+    parser.add_argument("--resume", action="store_true", help="keep the quiet groups of the run before")
     given = parser.parse_args()
+    if not given.resume:
+        shutil.rmtree(CASES, ignore_errors=True)
     # the short sections first: what breaks there costs no long run
     short = {
         "scale": scale.measure(512, 50) if given.quick else scale.measure(),
@@ -71,7 +77,7 @@ def measure(cases: tuple[Case, ...], size: str) -> dict[str, Any]:
     by_case: dict[str, Any] = {}
     for case in cases:
         sys.stderr.write(f"bench: {case.key}, about {case.seconds:.0f} s\n")
-        by_case[case.key] = _case(case, size)
+        by_case[case.key] = kept(case, size) or _case(case, size)
     first = by_case[cases[0].key]
     return {
         "machine": machine(),
@@ -85,6 +91,13 @@ def measure(cases: tuple[Case, ...], size: str) -> dict[str, Any]:
     }
 
 
+def kept(case: Case, size: str) -> dict[str, Any] | None:
+    """What the run before measured, unless it was void."""
+    path = CASES / f"{size} {case.key}.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"void": True}
+    return None if found["void"] else found
+
+
 def _case(case: Case, size: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         args = (str(case.tokens), str(case.seconds), size)
@@ -95,7 +108,7 @@ def _case(case: Case, size: str) -> dict[str, Any]:
     overhead = figures.overhead(rounds)
     for schedule in overhead.values():
         schedule |= {"a_a_pct": round(a_a, 2), "operations": raw["operations"]}
-    return {
+    found = {
         "a_a_pct": round(a_a, 2),
         "void": abs(a_a) > figures.QUIET_PCT,
         "rounds": len(rounds),
@@ -106,6 +119,9 @@ def _case(case: Case, size: str) -> dict[str, Any]:
         "start_s": {name: round(s, 3) for name, s in raw["start_s"].items()},
         "parameters": raw["parameters"],
     }
+    CASES.mkdir(parents=True, exist_ok=True)
+    (CASES / f"{size} {case.key}.json").write_text(json.dumps(found, indent=1) + "\n")
+    return found
 
 
 def machine() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench import __main__ as bench
 from tests.bench import figures, scale
 from tests.bench.figures import Round
 from tests.bench.subjects import AGAIN, FORWARD, OURS, PLAIN, PUBLISHED
@@ -37,6 +38,16 @@ def test_schedules_are_composed_from_paired_ratios_whatever_the_load() -> None:
     assert found["audit_10_forward"] == {"ours_pct": 7.2, "published_pct": None}
     assert found["no_audit_lazy_naming"]["ours_pct"] is None, "no such subject in this run"
     assert figures.quiet(run) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("void", "kept"), [(False, True), (True, False), (None, False)])
+def test_a_resumed_run_keeps_the_quiet_groups_alone(
+    void: bool | None, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "CASES", tmp_path)
+    if void is not None:
+        (tmp_path / "SMALL 2 ranks, 96 tokens.json").write_text(json.dumps({"void": void}))
+    assert (bench.kept(bench.FULL[0], "SMALL") is not None) is kept
 
 
 def test_the_scale_section_names_the_bad_ranks_of_a_small_job_and_sizes_their_alarm() -> None:
