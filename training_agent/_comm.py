@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +22,21 @@ from .errors import PeerLostError
 from .log_line import log_line
 
 _POLL_S = 0.02
+_TAG = 0x5DC0  # of our messages; gloo matches by it, so that a user's own are not taken for ours
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """Messages under way: one of ours, and one that will fill `_received`."""
+
+    _works: tuple[dist.Work, ...]
+    _received: Tensor
+
+    def landed(self) -> Tensor:
+        """What came, once both are through; inside `Comm.peers`."""
+        for work in self._works:
+            work.wait()
+        return self._received
 
 
 class Comm:
@@ -54,6 +70,13 @@ class Comm:
             dist.all_reduce(counts, op=dist.ReduceOp.SUM, group=self.group)
         return counts
 
+    def largest(self, values: list[int]) -> list[int]:
+        """The largest over all ranks, value by value: one all-reduce, one host sync."""
+        tensor = torch.tensor(values, dtype=torch.int64, device=self.device)
+        with self.peers("comparing the ranks' numbers"):
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
+            return [int(n) for n in tensor.tolist()]
+
     def all_equal(self, words: Tensor) -> bool:
         """Whether an int64 tensor is the same on all ranks: MAX over [x, ~x], O(1) in the number of ranks."""
         flat = words.reshape(-1).to(self.device)
@@ -64,19 +87,19 @@ class Comm:
 
     def swap(self, parcel: Parcel, to: int, source: int) -> Parcel:
         """Send a parcel to one peer and receive one from another: sizes first, then header and payload."""
-        header = torch.frombuffer(bytearray(parcel.header), dtype=torch.uint8).to(self.device)
+        header = parcel.header_tensor(self.device)
         sizes = self._swap(
             torch.tensor([header.numel(), parcel.payload.numel()], device=self.device), 2, to, source
         )
         header_bytes, payload_bytes = (int(n) for n in sizes.tolist())
         body = self._swap(torch.cat([parcel.payload, header]), header_bytes + payload_bytes, to, source)
-        return _parcel(body, payload_bytes)
+        return Parcel.of(body, payload_bytes)
 
     def broadcast(self, parcel: Parcel | None, source: int) -> Parcel:
         """Give the parcel of `source` to everybody; other ranks pass None."""
         sizes = torch.zeros(2, dtype=torch.int64, device=self.device)
         if parcel is not None:
-            header = torch.frombuffer(bytearray(parcel.header), dtype=torch.uint8).to(self.device)
+            header = parcel.header_tensor(self.device)
             sizes = torch.tensor([header.numel(), parcel.payload.numel()], device=self.device)
         doing = f"sharing the micro-batch of rank {source}"
         with self.peers(doing):
@@ -88,7 +111,7 @@ class Comm:
             body = torch.cat([parcel.payload, header])
         with self.peers(doing):
             dist.broadcast(body, source, group=self.group)
-        return _parcel(body, payload_bytes)
+        return Parcel.of(body, payload_bytes)
 
     def gather(self, value: Any) -> list[Any]:
         """Collect one small picklable value per rank; for start-up and alarms, not for the healthy path.
@@ -124,17 +147,20 @@ class Comm:
             return False
         return bool(arrived >= self.world)
 
-    def _swap(self, outgoing: Tensor, incoming: int, to: int, source: int) -> Tensor:
+    def start_swap(self, outgoing: Tensor, incoming: int, to: int, source: int, tag: int = _TAG) -> Flight:
+        """Post a message to one peer and the receipt of `incoming` elements from another; waits for neither."""
         received = torch.empty(incoming, dtype=outgoing.dtype, device=self.device)
+        operations = [
+            dist.P2POp(dist.isend, outgoing, to, self.group, tag),
+            dist.P2POp(dist.irecv, received, source, self.group, tag),
+        ]
         with self.peers(f"exchanging micro-batches with ranks {to} and {source}"):
-            for work in dist.batch_isend_irecv(
-                [
-                    dist.P2POp(dist.isend, outgoing, to, self.group),
-                    dist.P2POp(dist.irecv, received, source, self.group),
-                ]
-            ):
-                work.wait()
-        return received
+            return Flight(tuple(dist.batch_isend_irecv(operations)), received)
+
+    def _swap(self, outgoing: Tensor, incoming: int, to: int, source: int) -> Tensor:
+        flight = self.start_swap(outgoing, incoming, to, source)
+        with self.peers(f"exchanging micro-batches with ranks {to} and {source}"):
+            return flight.landed()
 
     @contextmanager
     def peers(self, doing: str) -> Iterator[None]:
@@ -154,11 +180,3 @@ class Comm:
                 "at the first rank that exited."
             ) from e
 
-
-def _parcel(body: Tensor, payload_bytes: int) -> Parcel:
-    """Payload first: it keeps its alignment."""
-    return Parcel(_to_bytes(body[payload_bytes:]), body[:payload_bytes])
-
-
-def _to_bytes(tensor: Tensor) -> bytes:
-    return bytes(tensor.cpu().numpy().tobytes())

@@ -13,6 +13,7 @@ from functools import partial
 from torch import Tensor
 
 from ._alarm import Sighting, weights_findings
+from ._capture import Capture
 from ._compilers import Footing, chosen, eager_contests, eagerly, one_offs, only_compiled
 from ._evidence import Depth, Evidence
 from ._optimizer_state import layout_word, state_tensors
@@ -65,6 +66,25 @@ class Examiner:
         self.disputed: RingResult | None = None  # what this rank holds of the last step that mismatched
         self._footing = Footing(setup.comm)
 
+    def begin(self, *, audit: bool) -> None:
+        """A step begins, to be audited or not; what the one before still owes its peers is posted."""
+        self._ring.courier.settle()
+        if audit:
+            self._ring.expect(self._partners())
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the audit that begins takes the step's first micro-batch, which travels ahead."""
+        return self._ring.courier.ahead
+
+    def send_ahead(self, capture: Capture | None) -> None:
+        """The backward begins; `capture`: the audited micro-batch, if it is complete by now."""
+        self._ring.courier.send(capture)
+
+    def end(self) -> None:
+        """The loop is over; nothing more is sent or waited for."""
+        self._ring.courier.forget()
+
     def examine(
         self,
         step: int,
@@ -73,6 +93,7 @@ class Examiner:
         nonfinite: tuple[int, ...],
         *,
         obstacle: str | None = None,
+        micro_batches: int = 1,
         at_start: bool = False,
     ) -> AuditPass | Sighting | ReplayOff | str:
         """Replay `step` (the one being computed).
@@ -81,16 +102,21 @@ class Examiner:
             batch, original: this rank's own micro-batch and what it computed; None: it has none to compare.
             nonfinite: ranks whose local gradient is not finite.
             obstacle: why it has none.
+            micro_batches: of this rank's update.
             at_start: nothing has shown yet that these GPUs can agree (the preflight).
         """
         if self._comm.total([int(batch is None or original is None)])[0]:
             return self.unexamined(step, obstacle, nonfinite)
         assert batch is not None and original is not None
+<<<<<<< HEAD
         self.disputed = None
         targets = partners(self._rank_map, self._audits, self._rotate)
+=======
+        targets = self._partners()
+>>>>>>> e45a3c2 (wip)
         self._audits += not at_start  # the preflight is no audit: the first one meets the same peers again
         try:
-            result = self._ring.replay(targets, batch.capture, original)
+            result = self._ring.replay(targets, batch.capture, original, several=micro_batches > 1)
         except ReplayFailedError as e:
             return self.unexamined(step, str(e), nonfinite)
         loss_audited = batch.loss_audited
@@ -110,6 +136,9 @@ class Examiner:
         )
         self.disputed = result
         return self._judge(sighting, result, at_start=at_start)
+
+    def _partners(self) -> tuple[int, ...]:
+        return partners(self._rank_map, self._audits, self._rotate)
 
     def only_finiteness(self, micro_batches: int) -> bool:
         """Whether a non-finite step is judged by its set of non-finite gradients alone; a collective."""

@@ -14,7 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+<<<<<<< HEAD
 from ._tensor_bytes import TensorBytes, rebuild
+=======
+PACK_ERRORS = (AttributeError, RuntimeError, TypeError, pickle.PicklingError)  # what `pack` raises
+_ALIGNMENT = 64  # bytes; BLAS picks kernels by alignment, so a replay must find its inputs aligned alike
+>>>>>>> e45a3c2 (wip)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,15 @@ class Parcel:
 
     header: bytes
     payload: Tensor
+
+    @classmethod
+    def of(cls, body: Tensor, payload_bytes: int) -> Parcel:
+        """From one run of bytes, payload first: it keeps its alignment."""
+        return cls(bytes(body[payload_bytes:].cpu().numpy().tobytes()), body[:payload_bytes])
+
+    def header_tensor(self, device: torch.device) -> Tensor:
+        """The header as uint8."""
+        return torch.frombuffer(bytearray(self.header), dtype=torch.uint8).to(device)
 
 
 def pack(value: Any, device: torch.device) -> Parcel:

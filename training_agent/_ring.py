@@ -7,7 +7,6 @@ equal on all ranks. Next: `attribution` names, `_alarm` writes it down.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,8 +16,9 @@ import torch
 
 from ._capture import Capture
 from ._comm import Comm
+from ._courier import Courier
 from ._evidence import Depth, Evidence
-from ._packing import pack, unpack
+from ._packing import PACK_ERRORS, pack, unpack
 from ._phase import Phase
 from .attribution import Contested
 from .contract import Pair
@@ -35,7 +35,6 @@ COMPUTE_ERRORS = (
     TypeError,
     ValueError,
 )
-_PACK_ERRORS = (AttributeError, RuntimeError, TypeError, pickle.PicklingError)
 
 
 class ReplayFailedError(Exception):
@@ -70,34 +69,49 @@ class Ring:
         self._comm = comm
         self._device = device
         self._recompute = recompute
+        self.courier = Courier(comm, device)
 
-    def replay(self, targets: Sequence[int], capture: Capture, original: Evidence) -> RingResult:
+    def expect(self, targets: Sequence[int]) -> None:
+        """A step begins that will be replayed; its micro-batch may travel ahead."""
+        if self.courier.ahead:
+            target, replayer = self._neighbours(targets)
+            self.courier.expect(to=replayer, source=target)
+
+    def replay(
+        self, targets: Sequence[int], capture: Capture, original: Evidence, *, several: bool = False
+    ) -> RingResult:
         """Swap captures along the ring, recompute the target's, compare with what the target itself got.
 
         Args:
             targets: `targets[i]` is whose micro-batch `comm.ranks[i]` replays; a permutation.
             capture: this rank's own; all ranks call this.
             original: what this rank computed in the step.
+            several: whether this rank's update has more than one micro-batch.
 
         Raises:
             ReplayFailedError: on all ranks, when some rank could not pack or recompute.
             PeerLostError: a peer vanished.
         """
         comm = self._comm
-        target, replayer = targets[comm.ranks.index(comm.rank)], comm.ranks[targets.index(comm.rank)]
+        target, replayer = self._neighbours(targets)
         problem = ""
+        nbytes = self.courier.carried(capture)
+        ahead = self.courier.received()
         try:
-            parcel = pack((capture, original), comm.device)
-        except _PACK_ERRORS as e:
+            parcel = pack((None if nbytes else capture, original), comm.device)
+        except PACK_ERRORS as e:
             problem = f"rank {comm.rank} cannot send its batch: {e}"
             parcel = pack(None, comm.device)
+        nbytes += len(parcel.header) + parcel.payload.numel()
         content = unpack(comm.swap(parcel, to=replayer, source=target), self._device)
         replayed = None
         if content is not None:
-            replayed, trouble = self._attempt(content[0], target, Phase.REPLAY, content[1].depth)
+            theirs = ahead if content[0] is None else content[0]
+            replayed, trouble = self._attempt(theirs, target, Phase.REPLAY, content[1].depth)
             problem = problem or trouble
         mismatch = content is None or replayed is None or not replayed.agrees(content[1])
-        failed, anywhere = comm.total([int(bool(problem)), int(mismatch)])
+        failed, anywhere, size, more = comm.largest([bool(problem), mismatch, nbytes, several])
+        self.courier.agree(size, bool(more))
         if failed:
             raise ReplayFailedError("; ".join([p for p in comm.gather(problem) if p][:3]))
         assert replayed is not None
@@ -133,6 +147,11 @@ class Ring:
         """Whether this rank gets its own step's bits again; all ranks compute at once."""
         again, _ = self._attempt(result.capture, self._comm.rank, Phase.ARBITRATION, result.original.depth)
         return again is not None and again.agrees(result.original)
+
+    def _neighbours(self, targets: Sequence[int]) -> tuple[int, int]:
+        """Whose micro-batch this rank replays, and who replays this rank's."""
+        ranks, own = self._comm.ranks, self._comm.rank
+        return targets[ranks.index(own)], ranks[targets.index(own)]
 
     def _attempt(
         self, capture: Capture, target: int, phase: Phase, depth: Depth

@@ -76,7 +76,10 @@ class Update:
         self._judged, self._applies = False, True
         due = setup.schedule.audit_due(ledger.step + 1)
         audit = due and self.depth is not None
-        self.watch.begin(audit=audit, depth=self.depth or Depth.BITS, turn=ledger.audits_due)
+        self.examiner.begin(audit=audit)
+        turn = 0 if self.examiner.ahead else ledger.audits_due
+        complete = self.examiner.send_ahead if audit else None
+        self.watch.begin(audit=audit, depth=self.depth or Depth.BITS, turn=turn, complete=complete)
         if due and not audit:
             ledger.audit_skipped(ledger.step + 1, setup.replay_off or "replay audits are off")
         if audit and setup.schedule.deterministic:
@@ -174,15 +177,17 @@ class Update:
         """Replay the step around the ring; None when it passed or could not be compared."""
         outcome: AuditPass | Sighting | ReplayOff | str
         deep = record.audit and not (nonfinite and self.examiner.only_finiteness(record.micro_batches))
+        step, count = record.step, record.micro_batches
         with deterministic():
             if self.setup.replay_off is not None:
-                outcome = self.examiner.unexamined(record.step, self.setup.replay_off, nonfinite)
+                outcome = self.examiner.unexamined(step, self.setup.replay_off, nonfinite)
             elif record.obstacle is not None or record.batch is None:
-                outcome = self.examiner.examine(record.step, None, None, nonfinite, obstacle=record.obstacle)
+                outcome = self.examiner.examine(step, None, None, nonfinite, obstacle=record.obstacle)
             elif deep:
-                outcome = self.examiner.examine(record.step, record.batch, record.evidence(), nonfinite)
+                evidence = record.evidence()
+                outcome = self.examiner.examine(step, record.batch, evidence, nonfinite, micro_batches=count)
             else:
-                outcome = self.examiner.examine(record.step, *record.nonfinite(), nonfinite)
+                outcome = self.examiner.examine(step, *record.nonfinite(), nonfinite, micro_batches=count)
         if isinstance(outcome, Sighting):
             return outcome
         if isinstance(outcome, AuditPass):

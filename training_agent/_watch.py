@@ -88,11 +88,19 @@ class StepWatch:
         self.begin(audit=False)
         self.open = False
 
-    def begin(self, *, audit: bool, depth: Depth = Depth.BITS, turn: int = 0) -> None:
+    def begin(
+        self,
+        *,
+        audit: bool,
+        depth: Depth = Depth.BITS,
+        turn: int = 0,
+        complete: Callable[[Capture | None], None] | None = None,
+    ) -> None:
         """Forget the last step and watch the next; `audit`: record digests of the `turn`-th micro-batch.
 
         With several micro-batches per update the audited one rotates; how many there are is taken from the
-        last update.
+        last update. `complete` is told when the first backward begins, with the first micro-batch if nothing
+        is missing in it then.
         """
         self.end()
         self._norms.reset()
@@ -100,6 +108,7 @@ class StepWatch:
         self.audit = audit
         self.in_loss = False
         self._chosen = turn % self._per_update if audit else 0
+        self._complete = complete
         self._recorder = Recorder(len(self._parameters), depth) if audit else None
         if self._recorder is not None:
             # Registered now, so that they run after every tensor hook of the user.
@@ -253,8 +262,17 @@ class StepWatch:
                 # None: a node with several outputs got a gradient for another one of them only
                 if gradient is not None and seeds[index] is None and (keeps or gradient.dim() == 0):
                     seeds[index] = gradient.detach()
+                self._on_backward()
 
             tensor.register_hook(keep)  # type: ignore[no-untyped-call]
+
+
+    def _on_backward(self) -> None:
+        tell, self._complete = self._complete, None
+        if tell is not None:
+            capture = self.batches[0].capture if self.batches else None
+            whole = capture is not None and all(seed is not None for seed in capture.seeds)
+            tell(capture if whole else None)
 
 
 def _apart(output: Any) -> tuple[Any, set[int]]:

@@ -233,6 +233,7 @@ class Guard:
         atexit.unregister(self._last_words)
         self._determinism.leave()
         self._watch.end()
+        self._update.examiner.end()
         self._norms.remove()
         for hook in self._hooks:
             hook.remove()

@@ -6,7 +6,7 @@ Everything but `gather_places` (one collective) is pure. Next step: the guard's 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -124,22 +124,31 @@ def quorum(rank_map: RankMap, target: int, replayer: int) -> tuple[int, ...]:
     """
     if rank_map.size <= EVERYBODY_VOTES:
         return rank_map.ranks
-    chosen = [target, replayer]
-    taken = Counter(rank_map.node_of(r) for r in chosen)
-    others = [r for r in rank_map.ranks if r not in chosen]
-    line = rank_map.ranks
-    after = {r: i for i, r in enumerate(line[line.index(target) :] + line)}  # not always the same nodes
+    waiting = _by_node(rank_map, target, replayer)
+    accused = (rank_map.node_of(target), rank_map.node_of(replayer))
+    chosen, taken = [target, replayer], Counter(accused)
     while len(chosen) < QUORUM:
-        pick = min(others, key=lambda r: (taken[rank_map.node_of(r)], after[r]))
-        others.remove(pick)
-        chosen.append(pick)
-        taken[rank_map.node_of(pick)] += 1
-    for accused in (target, replayer):
-        mates = [r for r in others if rank_map.node_of(r) == rank_map.node_of(accused)]
-        if mates:
-            chosen.append(mates[0])
-            others.remove(mates[0])
+        node = min((n for n in waiting if waiting[n]), key=lambda n: (taken[n], waiting[n][0][0]))
+        chosen.append(waiting[node].popleft()[1])
+        taken[node] += 1
+    for node in accused:
+        if waiting[node]:
+            lowest = min(waiting[node], key=lambda entry: entry[1])
+            waiting[node].remove(lowest)
+            chosen.append(lowest[1])
     return tuple(sorted(chosen))
+
+
+def _by_node(rank_map: RankMap, target: int, *others: int) -> dict[str, deque[tuple[int, int]]]:
+    """Per node its ranks but these, each with its distance behind `target`: not always the same nodes first."""
+    ranks = rank_map.ranks
+    start = ranks.index(target)
+    found: defaultdict[str, deque[tuple[int, int]]] = defaultdict(deque)
+    for distance in range(1, len(ranks)):
+        place = rank_map.places[(start + distance) % len(ranks)]
+        if place.rank not in others:
+            found[place.node].append((distance, place.rank))
+    return found
 
 
 def _line(rank_map: RankMap) -> list[int]:

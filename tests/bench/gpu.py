@@ -1,155 +1,87 @@
-"""`python -m tests.bench.gpu`: the GPU figures, one JSON line per section as it ends, all of them last.
+"""`python -m tests.bench.gpu`: the GPU figures, one JSON line each as it is known, all of them last.
 
-Runs with the machine's own python3 and torch, PYTHONPATH at the repository, nothing installed. --dry:
-smallest sizes, on the CPU where there is no GPU; proves that it runs.
+Runs with the machine's own python3 and torch, PYTHONPATH at the repository, nothing installed. Each section is
+a process of its own with a time cap: what fails or hangs takes no other figure with it, and a section's
+figures up to then are kept. --dry: smallest sizes, on the CPU where there is no GPU; proves that it runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
-import tempfile
+import threading
 import time
-import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from tests.bench import gpu_step, model
-from tests.matrix.launch import launch
-from training_agent import _digest_backends, _digest_portable
-from training_agent.digest import digest
-
-TWO = "two processes"
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Sizes of one run."""
-
-    device: torch.device
-    megabytes: tuple[int, ...]
-    alone: str  # names in `model`
-    together: str
-    tokens: int
-    turns: int
+SECTIONS = {"digest": 100, "alone": 200, "two processes": 150}  # seconds: under 8 minutes in all
+COUNTED = {"instructions": 40}  # needs no GPU, and a compiler of Triton's
+OUT = Path("out/bench-gpu.json")
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # deterministic audits refuse to run without
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dry", action="store_true")
     dry = parser.parse_args().dry
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu" and not dry:
-        sys.stdout.write("bench-gpu needs a CUDA GPU; --dry runs it on the CPU with the smallest sizes.\n")
-        return 2
-    sizes = Plan(device, (1,), "TINY", "TINY", 64, 2)
-    plan = sizes if dry else Plan(device, (16, 256, 4096), "LARGE", "MIDDLE", 4096, 10)
-    sections: dict[str, tuple[Callable[[Plan], Any], float]] = {
-        "machine": (machine, 30),
-        "digest": (digests, 60),
-        "alone": (alone, 200),
-        TWO: (together, 120),
-        "instructions": (instructions, 60),
-    }
-    if dry:
-        del sections["instructions"]  # the same without a GPU: a test of its own
     found: dict[str, Any] = {}
-    for name, (section, cap_s) in sections.items():
-        found[name] = _section(section, plan, cap_s)
-        sys.stdout.write(json.dumps({name: found[name]}) + "\n")
-        sys.stdout.flush()
-    out = Path("out/bench-gpu.json")
-    out.parent.mkdir(exist_ok=True)
-    out.write_text(json.dumps(found, indent=1) + "\n")
-    sys.stdout.write(json.dumps(found) + "\n")
-    return 1 if any(isinstance(f, dict) and "error" in f for f in found.values()) else 0
+    for name, cap_s in (SECTIONS if dry else SECTIONS | COUNTED).items():
+        started = time.monotonic()
+        error = run(name, cap_s, dry, found)
+        section = found.setdefault(name, {})
+        section["section_s"] = round(time.monotonic() - started, 1)
+        if error:
+            section["error"] = error
+            _say({name: {"error": error}})
+        if name == "digest" and found.get("machine", {}).get("device") == "cpu" and not dry:
+            _say("bench-gpu needs a CUDA GPU; --dry runs it on the CPU with the smallest sizes.")
+            return 2
+        OUT.parent.mkdir(exist_ok=True)
+        OUT.write_text(json.dumps(found, indent=1) + "\n")
+    _say(found)
+    return 1 if any("error" in section for section in found.values()) else 0
 
 
-def _section(section: Callable[[Plan], Any], plan: Plan, cap_s: float) -> Any:
-    """One section's figures, or its error; the others run all the same. Loops look at the cap themselves."""
-    start = time.perf_counter()
-    gpu_step.deadline = start + cap_s
-    try:
-        result = section(plan)
-    except Exception as e:  # noqa: BLE001  # whatever the machine's torch, Triton and drivers raise
-        result = {"error": f"{type(e).__name__}: {e}"[:500], "trace": traceback.format_exc()[-1500:]}
-    if isinstance(result, dict):
-        result["section_s"] = round(time.perf_counter() - start, 1)
-    return result
-
-
-def machine(plan: Plan) -> dict[str, Any]:
-    """What this ran on."""
-    return {
-        "device": torch.cuda.get_device_name() if plan.device.type == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": sys.version.split()[0],
-        "digest_backend": _digest_backends.name_of(plan.device.type),
-    }
-
-
-def digests(plan: Plan) -> dict[str, Any]:
-    """Milliseconds of one read, a copy, and the digest; 4096 MB also as 1,000 tensors."""
-    rows = []
-    for megabytes in plan.megabytes:
-        x = torch.zeros(megabytes * 2**18, device=plan.device)
-        y = torch.empty_like(x)
-        many = list(x.split(max(1, x.numel() // 1000)))
-        odd = x.view(torch.uint8)[1:-3]
-        ways = {
-            "read": x.sum,
-            "copy": lambda x=x, y=y: y.copy_(x),
-            "digest": lambda x=x: digest([x]),
-            "digest_1000_tensors": lambda many=many: digest(many),
-            "digest_odd_address": lambda odd=odd: digest([odd]),
-            "portable": lambda x=x: _digest_portable.table([x]),
-        }
-        ms = {name: gpu_step.milliseconds(way, plan.device, plan.turns) for name, way in ways.items()}
-        rows.append({"megabytes": megabytes, "ms": ms, "digest_to_read": ms["digest"] / ms["read"]})
-    return {"rows": rows}
-
-
-def alone(plan: Plan) -> dict[str, Any]:
-    """The large model in a world of one: plain and guarded steps, weight check, audits, host syncs."""
-    with tempfile.TemporaryDirectory() as folder:
-        backend = "nccl" if plan.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
-        try:
-            return gpu_step.alone(getattr(model, plan.alone), plan.tokens, plan.device, plan.turns)
-        finally:
-            dist.destroy_process_group()
-
-
-def together(plan: Plan) -> dict[str, Any]:
-    """Two processes on the one device, over gloo, everything switched on."""
-    with tempfile.TemporaryDirectory() as folder:
-        args = (plan.device.type, plan.together, str(plan.tokens), str(plan.turns))
-        launch("tests.bench.gpu_step", 2, Path(folder), *args, timeout=120, gpus=1)
-        found: dict[str, Any] = json.loads((Path(folder) / "0.json").read_text())
-        return found
-
-
-def instructions(_plan: Plan) -> dict[str, Any]:
-    """The digest kernel compiled for sm_90, counted."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.agent.sm90"],
-        capture_output=True,
+def run(name: str, cap_s: float, dry: bool, found: dict[str, Any]) -> str:
+    """Add what one section finds to `found`, line by line; why it has no more, or "". """
+    module = ["tests.unit.agent.sm90"] if name in COUNTED else ["tests.bench.gpu_sections", name, str(cap_s)]
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", *module, *(["--dry"] if dry else [])],
+        env={CUBLAS: ":4096:8", **os.environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
-        check=False,
+        start_new_session=True,  # it may have children of its own
     )
-    if done.returncode != 0:
-        return {"skipped": done.stderr.strip()[-300:]}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    assert process.stdout is not None and process.stderr is not None
+    trouble: list[str] = []
+    errors = threading.Thread(target=lambda: trouble.append(process.stderr.read()[-1500:]), daemon=True)  # type: ignore[union-attr]
+    late = threading.Timer(cap_s, os.killpg, (process.pid, signal.SIGKILL))
+    errors.start()
+    late.start()
+    for line in process.stdout:
+        if not line.startswith("{"):
+            continue
+        figures = json.loads(line)
+        for section, part in ({name: figures} if name in COUNTED else figures).items():
+            found.setdefault(section, {}).update(part)
+        _say(figures)
+    code = process.wait()
+    over = not late.is_alive()
+    late.cancel()
+    errors.join(5)
+    if code == 0:
+        return ""
+    return f"cut off after {cap_s} s" if over else f"exit code {code}: {''.join(trouble).strip()}"
+
+
+def _say(value: Any) -> None:
+    sys.stdout.write((value if isinstance(value, str) else json.dumps(value)) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

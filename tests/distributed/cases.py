@@ -80,6 +80,11 @@ def loss_with_kept(model: nn.Module, batch: models.Batch) -> Tensor:
     return models.loss_of(model, batch) + model.module.down.__dict__["kept"].square().mean()  # type: ignore[union-attr]
 
 
+def loss_with_ballast(model: nn.Module, batch: models.Batch) -> Tensor:
+    """Every byte of the batch counts."""
+    return models.loss_of(model, batch) * batch["ballast"].cos().mean() if "ballast" in batch else models.loss_of(model, batch)
+
+
 def _user_hooks(loop: Loop) -> None:
     """A tensor hook that changes the gradient, and a post-loops.accumulate hook that counts."""
     loop.notes["accumulated"] = 0
@@ -120,6 +125,7 @@ CASES: dict[str, Case] = {
     ),
     "accumulation": Case(step=loops.accumulate),
     "accumulation without compute_loss": Case(step=loops.accumulate, loss=None),
+    "large batches": Case(step=loops.ballasted, loss=loss_with_ballast),
     "static graph": Case(ddp={"static_graph": True}),
     "unused parameters": Case(models.Branching, ddp={"find_unused_parameters": True}),
     "frozen and thawed": Case(step=loops.freeze_and_thaw, ddp={"find_unused_parameters": True}),

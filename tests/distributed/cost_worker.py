@@ -44,9 +44,33 @@ def main(out: Path) -> None:
             guarded, _ = count(rank, mode, options, user)
             added = guarded.less(plain)
             found[f"{mode}, {name}"] = {**added.as_dict(), "gradient_bytes": every, "tiny_bytes": tiny}
+    for name, ballast in (("small batch", 0), ("large batch", 50_000)):
+        found[f"audit, {name}"] = audited(rank, ballast)
     (out / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def audited(rank: int, ballast: int) -> dict[str, Any]:
+    """Counts of the backward of the second audited step, whose batch has `ballast` more numbers."""
+    torch.manual_seed(1)
+    ddp = DistributedDataParallel(Decoder(TINY))
+    optimizer = torch.optim.AdamW(ddp.parameters())
+    guard = attach(
+        ddp,
+        optimizer,
+        compute_loss=lambda net, tokens, _ballast: compute_loss(net, tokens),
+        schedule=Schedule(2, 100, None),
+        settings=settings_for(rank),
+    )
+    for number in range(1, 5):
+        optimizer.zero_grad()
+        loss = guard.compute_loss(ddp, batch_for(TINY, 64, rank, number), torch.ones(ballast))
+        counts = counted(loss.backward)
+        optimizer.step()
+    passed = guard.manifest()["audits_passed"]
+    guard.close()
+    return {**counts.as_dict(), "audits_passed": passed}
 
 
 def nothing(_loss: torch.Tensor) -> None:

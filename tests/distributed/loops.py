@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -48,6 +49,31 @@ def accumulate(loop: Loop, step: int) -> None:
     for micro in range(3):
         with loop.model.no_sync() if micro < 2 else nullcontext():
             (loop.loss(loop.model, batch_for(loop.rank, step, micro)) / 3).backward()
+    loop.optimizers[0].step()
+
+
+def ballasted(loop: Loop, step: int) -> None:
+    """A batch that is worth sending ahead, while messages of the loop's own are under way.
+
+    It outgrows what was agreed on one rank, and later some ranks accumulate two micro-batches.
+    """
+    size = 80_000 if (step, loop.rank) == (4, 1) else 30_000 + 500 * loop.rank
+    batches = 2 if step > 4 and loop.rank % 2 else 1
+    world, theirs = dist.get_world_size(), torch.zeros(3)
+    loop.optimizers[0].zero_grad()
+    for micro in range(batches):
+        with loop.model.no_sync() if micro < batches - 1 else nullcontext():
+            batch = batch_for(loop.rank, step, micro) | {"ballast": torch.full((size,), 0.5 + step + micro)}
+            loss = loop.loss(loop.model, batch)
+            if micro == 0:
+                mine = torch.full((3,), float(loop.rank))
+                works = [dist.all_reduce(torch.ones(2), async_op=True)]
+                works.append(dist.irecv(theirs, (loop.rank + 1) % world))
+                works.append(dist.isend(mine, (loop.rank - 1) % world))
+            (loss / batches).backward()
+    for work in works:
+        work.wait()
+    assert theirs.tolist() == [(loop.rank + 1) % world] * 3, "the loop's own messages reach it"
     loop.optimizers[0].step()
 
 

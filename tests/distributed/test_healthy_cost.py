@@ -69,3 +69,14 @@ def test_lazy_naming_reads_no_large_local_gradient(added: dict[int, Any], mode: 
     assert 0 < step["tiny_bytes"] < step["gradient_bytes"] / 20
     assert step["norm_bytes"] == step["tiny_bytes"] + step["gradient_bytes"]
     assert (step["host_syncs"], step["collectives"]) == (full["host_syncs"], full["collectives"])
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_large_batch_is_on_its_way_while_the_backward_runs_and_a_small_one_is_not(
+    added: dict[int, Any], ranks: int
+) -> None:
+    large, small = added[ranks]["audit, large batch"], added[ranks]["audit, small batch"]
+    assert large["audits_passed"] == small["audits_passed"] == 2
+    messages = {"c10d::send": 1, "c10d::recv_": 1}
+    assert {k: v for k, v in large["by_name"].items() if k not in small["by_name"]} == messages
+    assert large["host_syncs"] == small["host_syncs"] == 0

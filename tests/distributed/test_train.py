@@ -78,6 +78,13 @@ def test_a_flagged_last_step_is_judged_before_it_returns(ran: dict[str, Ranks]) 
         assert rank["saved"] == [4]
 
 
+def test_naming_reaches_the_guard(ran: dict[str, Ranks]) -> None:
+    for lazy, unknown in zip(ran["lazy naming"], ran["unknown naming"], strict=True):
+        assert lazy["ended"].startswith(f"SdcAlarm: SDC alarm at step {BAD_BATCH}")
+        assert "attach(naming='none'): use one of 'full', 'lazy'" in unknown["ended"]
+        assert unknown["batches"] == []
+
+
 def test_an_error_of_the_users_code_takes_the_guard_off_and_the_next_call_works(
     ran: dict[str, Ranks],
 ) -> None:

@@ -184,6 +184,8 @@ SCENARIOS: dict[str, Scenario] = {
     "skip, deferred": lambda job, folder: job.train(
         folder, nan_batch=BAD_BATCH, policy="skip", mode="deferred", fused=True
     ),
+    "lazy naming": lambda job, folder: job.train(folder, nan_batch=BAD_BATCH, naming="lazy", steps=6),
+    "unknown naming": lambda job, folder: job.train(folder, naming="none"),
     "skip, resumed": _resumed_after_a_drop,
     "stop": lambda job, folder: job.train(folder, fault=PERSISTENT),
     "stop at the last step, deferred": lambda job, folder: job.train(

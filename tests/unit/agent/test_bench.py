@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+<<<<<<< HEAD
 from tests.bench import __main__ as bench
 from tests.bench import figures, scale
+=======
+from tests.bench import figures, gpu, scale
+>>>>>>> e45a3c2 (wip)
 from tests.bench.figures import Round
 from tests.bench.subjects import AGAIN, FORWARD, OURS, PLAIN, PUBLISHED
 
@@ -70,6 +74,18 @@ def test_the_gpu_script_runs_every_section_without_a_gpu(tmp_path: Path) -> None
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert set(found) == {"machine", "digest", "alone", "two processes"}
+    assert set(found["digest"]["1 MB"]["ms"]) >= {"read", "copy", "digest", "digest_1000_tensors", "portable"}
+    assert found["two processes"]["audits_passed"] == found["two processes"]["audited_steps"] // 4
     assert set(found["alone"]["over_plain_pct"]) == {"None", "immediate", "deferred"}
     assert found["alone"]["audit_flash_ms"] > 0
     assert json.loads((tmp_path / "out" / "bench-gpu.json").read_text()) == found
+
+
+def test_a_section_that_hangs_is_cut_off_and_what_was_known_stays() -> None:
+    found = {"alone": {"parameters": 953}}
+    assert gpu.run("alone", 0.05, dry=True, found=found) == "cut off after 0.05 s"
+    assert found == {"alone": {"parameters": 953}}
+
+
+def test_a_section_that_fails_says_why() -> None:
+    assert "KeyError: 'no such section'" in gpu.run("no such section", 60, dry=True, found={})

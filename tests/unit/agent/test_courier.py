@@ -1,0 +1,135 @@
+"""What travels ahead of a replay: one letter a step and rank, whatever becomes of the step."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from training_agent._capture import Capture, Unit, take
+from training_agent._courier import LARGE, SMALL, Courier
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Post:
+    """The replica group, with a peer that answers each letter by the same one."""
+
+    device: torch.device = CPU
+    sent: list[Tensor] = field(default_factory=list)
+    waited: int = 0
+
+    def start_swap(self, outgoing: Tensor, incoming: int, to: int, source: int, tag: int) -> Any:
+        assert incoming == outgoing.numel()
+        self.sent.append(outgoing)
+        return Flight(self, outgoing)
+
+    def peers(self, _doing: str) -> Any:
+        return nullcontext()
+
+
+@dataclass
+class Flight:
+    """One letter under way."""
+
+    post: Post
+    letter: Tensor
+
+    def landed(self) -> Tensor:
+        self.post.waited += 1
+        return self.letter
+
+
+def courier(room: int = 4 * SMALL) -> tuple[Courier, Post]:
+    post = Post()
+    made = Courier(post, CPU)  # type: ignore[arg-type]
+    made.agree(room, several=False)
+    return made, post
+
+
+def capture(elements: int = 30_000) -> Capture:
+    made = take(Unit.LOSS, nn.Linear(2, 2), CPU, (torch.randn(elements), "a word"), {"scale": 2})
+    made.seeds = [torch.ones(())]
+    return made
+
+
+def test_a_capture_arrives_whole_and_nobody_waits_before_it_is_asked_for() -> None:
+    ours, post = courier()
+    mine = capture()
+    ours.expect(to=1, source=2)
+    ours.send(mine)
+    assert ours.carried(mine) > 4 * 30_000 and not ours.carried(capture())
+    assert post.waited == 0
+    theirs = ours.received()
+    assert theirs is not None and theirs is not mine
+    assert torch.equal(theirs.args[0], mine.args[0]) and theirs.args[1:] == ("a word",)
+    assert (theirs.unit, theirs.kwargs, theirs.contexts) == (mine.unit, mine.kwargs, mine.contexts)
+    assert torch.equal(theirs.cpu_rng, mine.cpu_rng)
+
+
+@pytest.mark.parametrize(
+    ("largest", "several"), [(SMALL, False), (LARGE + 1, False), (2 * SMALL, True), (0, False)]
+)
+def test_small_and_huge_batches_and_accumulating_loops_send_nothing_ahead(largest: int, several: bool) -> None:
+    ours, _ = courier()
+    assert ours.ahead
+    ours.agree(largest, several)
+    assert not ours.ahead
+
+
+@pytest.mark.parametrize("content", [None, capture(elements=10 * SMALL)])
+def test_what_is_missing_or_does_not_fit_is_an_empty_letter(content: Capture | None) -> None:
+    ours, post = courier()
+    ours.expect(1, 2)
+    ours.send(content)
+    assert len(post.sent) == 1
+    assert content is None or not ours.carried(content)
+    assert ours.received() is None
+
+
+def test_what_cannot_be_packed_is_an_empty_letter() -> None:
+    mine = capture()
+    mine.kwargs = {"callback": lambda: None}
+    ours, _ = courier()
+    ours.expect(1, 2)
+    ours.send(mine)
+    assert not ours.carried(mine) and ours.received() is None
+
+
+def test_a_step_sends_one_letter_whether_its_backward_runs_never_or_three_times() -> None:
+    ours, post = courier()
+    for backwards in (0, 1, 3):
+        ours.expect(1, 2)
+        for _ in range(backwards):
+            ours.send(None)
+        ours.settle()
+    assert len(post.sent) == 3
+    ours.send(capture())  # a step that is not audited owes none
+    assert len(post.sent) == 3
+
+
+def test_letters_of_dropped_steps_are_taken_off_the_line_before_the_next_one_is_read() -> None:
+    ours, post = courier()
+    for _ in range(2):
+        ours.expect(1, 2)
+        ours.send(capture())
+        ours.settle()
+    assert post.waited == 0, "the peer may come to its letter only in its next step"
+    ours.expect(1, 2)
+    ours.send(mine := capture())
+    theirs = ours.received()
+    assert theirs is not None and torch.equal(theirs.args[0], mine.args[0])
+    assert post.waited == 3
+
+
+def test_a_loop_that_ends_waits_for_nothing() -> None:
+    ours, post = courier()
+    ours.expect(1, 2)
+    ours.forget()
+    ours.send(capture())
+    assert (post.sent, post.waited) == ([], 0)
