@@ -123,6 +123,12 @@ class Comm:
             dist.all_gather_object(values, value, group=self.group)
         return values
 
+    def complaints(self, problem: str) -> list[str]:
+        """What the ranks have to say, by rank, "" left out; where nobody has, only a count travels."""
+        if not self.total([bool(problem)])[0]:
+            return []
+        return [p for p in self.gather(problem) if p]
+
     def from_first(self, value: Any) -> Any:
         """Return the value of the group's first rank on every rank."""
         box = [value]
@@ -148,7 +154,7 @@ class Comm:
         return bool(arrived >= self.world)
 
     def start_swap(self, outgoing: Tensor, incoming: int, to: int, source: int, tag: int = _TAG) -> Flight:
-        """Post a message to one peer and the receipt of `incoming` elements from another; waits for neither."""
+        """Post a message to one peer and the receipt of `incoming` elements from another; wait for none."""
         received = torch.empty(incoming, dtype=outgoing.dtype, device=self.device)
         operations = [
             dist.P2POp(dist.isend, outgoing, to, self.group, tag),
@@ -179,4 +185,3 @@ class Comm:
                 f"Rank {self.rank}: a peer vanished while {doing} ({e}). Nobody is suspected for that; look "
                 "at the first rank that exited."
             ) from e
-

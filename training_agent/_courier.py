@@ -45,7 +45,7 @@ class Courier:
 
     @property
     def ahead(self) -> bool:
-        """Whether the next audited micro-batch travels ahead, which is then the step's first; a common answer."""
+        """Whether the next audited micro-batch, then the step's first, travels ahead; equal on all ranks."""
         return self._room > 0
 
     def agree(self, largest: int, several: bool) -> None:
@@ -77,7 +77,7 @@ class Courier:
         return self._sent.nbytes if self._sent is not None and self._sent.capture is capture else 0
 
     def received(self) -> Capture | None:
-        """What the peer's letter holds; only where all ranks have come to the replay, so that it is posted."""
+        """What the peer's letter holds; only once all ranks are at the replay, so that it is posted."""
         sent, self._sent = self._sent, None
         with self._comm.peers("receiving a micro-batch that was sent ahead"):
             for flight in self._unclaimed:

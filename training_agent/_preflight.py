@@ -44,6 +44,9 @@ class _Answer:
     failure: str | None  # why nothing could be computed
 
 
+_SOUND = _Answer(forward=True, backward=True, operator=None, failure=None)
+
+
 def preflight(comm: Comm, parameters: int, run: Run, wanted: Depth, *, strict: bool) -> Preflight:
     """Compute this rank's micro-batch twice and agree on what audits can compare; a collective.
 
@@ -56,13 +59,15 @@ def preflight(comm: Comm, parameters: int, run: Run, wanted: Depth, *, strict: b
         ConfigurationError: on all ranks, when the module itself communicates.
     """
     mine, evidence = _try(run, parameters, wanted, strict)
-    collectives = [name for _, names in comm.gather((comm.rank, _collectives(run))) for name in names]
+    collectives = comm.complaints(next(iter(_collectives(run)), ""))
     if collectives:
         raise ConfigurationError(
             f"The model communicates inside its own forward or backward ({collectives[0]}), as SyncBatchNorm "
             "does. A replay would wait for ranks that compute something else: take it out (BatchNorm without "
             "Sync), or switch audits off with Schedule(audit_every=None)."
         )
+    if not comm.total([mine != _SOUND])[0]:
+        return Preflight(wanted, None, evidence)
     answers: list[_Answer] = comm.gather(mine)
     failures = [f"rank {r}: {a.failure}" for r, a in zip(comm.ranks, answers, strict=True) if a.failure]
     if failures:
@@ -75,14 +80,12 @@ def preflight(comm: Comm, parameters: int, run: Run, wanted: Depth, *, strict: b
         ranks = [r for r, a in zip(comm.ranks, answers, strict=True) if not a.forward]
         note = f"replay audits are off: the forward is not reproducible on ranks {ranks[:8]}{named}"
         return Preflight(None, note, None)
-    if not all(a.backward for a in answers):
-        ranks = [r for r, a in zip(comm.ranks, answers, strict=True) if not a.backward]
-        note = f"audits compare output and loss only: the backward is not reproducible on ranks {ranks[:8]}"
-        shallow, evidence = _try(run, parameters, Depth.OUTPUT, strict)
-        if sum(comm.gather(shallow.failure is None)) < comm.world:
-            evidence = None
-        return Preflight(Depth.OUTPUT, note + named, evidence)
-    return Preflight(wanted, None, evidence)
+    ranks = [r for r, a in zip(comm.ranks, answers, strict=True) if not a.backward]
+    note = f"audits compare output and loss only: the backward is not reproducible on ranks {ranks[:8]}"
+    shallow, evidence = _try(run, parameters, Depth.OUTPUT, strict)
+    if comm.total([shallow.failure is not None])[0]:
+        evidence = None
+    return Preflight(Depth.OUTPUT, note + named, evidence)
 
 
 def _try(run: Run, parameters: int, depth: Depth, strict: bool) -> tuple[_Answer, Evidence | None]:
@@ -97,7 +100,7 @@ def _try(run: Run, parameters: int, depth: Depth, strict: bool) -> tuple[_Answer
     except COMPUTE_ERRORS as e:
         return _Answer(False, False, None, f"{type(e).__name__}: {e}"), None
     if first.agrees(second):
-        return _Answer(True, True, None, None), first
+        return _SOUND, first
     forward = first.forward_agrees(second, parameters)
     return _Answer(forward, False, first_unstable_operator(once), None), first
 

@@ -113,7 +113,7 @@ class Ring:
         failed, anywhere, size, more = comm.largest([bool(problem), mismatch, nbytes, several])
         self.courier.agree(size, bool(more))
         if failed:
-            raise ReplayFailedError("; ".join([p for p in comm.gather(problem) if p][:3]))
+            raise ReplayFailedError("; ".join(comm.complaints(problem)[:3]))
         assert replayed is not None
         flags = comm.gather(mismatch) if anywhere else [False] * comm.world
         pairs = mismatching(comm.ranks, targets, flags)

@@ -55,7 +55,7 @@ def prove_shared(
             problem = f"node {node} does not see what rank {comm.ranks[0]} wrote into {unseen}"
         elif len(mine) < wanted:
             problem = f"node {node} is not told of a folder that rank {comm.ranks[0]} uses"
-    problems = [p for p in comm.gather(problem) if p]
+    problems = comm.complaints(problem)
     for path in written:
         path.unlink(missing_ok=True)
     if problems:

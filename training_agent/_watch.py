@@ -266,7 +266,6 @@ class StepWatch:
 
             tensor.register_hook(keep)  # type: ignore[no-untyped-call]
 
-
     def _on_backward(self) -> None:
         tell, self._complete = self._complete, None
         if tell is not None:

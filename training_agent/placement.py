@@ -140,7 +140,7 @@ def quorum(rank_map: RankMap, target: int, replayer: int) -> tuple[int, ...]:
 
 
 def _by_node(rank_map: RankMap, target: int, *others: int) -> dict[str, deque[tuple[int, int]]]:
-    """Per node its ranks but these, each with its distance behind `target`: not always the same nodes first."""
+    """Per node its ranks but these, with their distance behind `target`: not always the same nodes first."""
     ranks = rank_map.ranks
     start = ranks.index(target)
     found: defaultdict[str, deque[tuple[int, int]]] = defaultdict(deque)

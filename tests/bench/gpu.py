@@ -1,7 +1,7 @@
 """`python -m tests.bench.gpu`: the GPU figures, one JSON line each as it is known, all of them last.
 
-Runs with the machine's own python3 and torch, PYTHONPATH at the repository, nothing installed. Each section is
-a process of its own with a time cap: what fails or hangs takes no other figure with it, and a section's
+Runs with the machine's own python3 and torch, PYTHONPATH at the repository, nothing installed. Each section
+is a process of its own with a time cap: what fails or hangs takes no other figure with it, and a section's
 figures up to then are kept. --dry: smallest sizes, on the CPU where there is no GPU; proves that it runs.
 """
 
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -47,36 +48,34 @@ def main() -> int:
 
 
 def run(name: str, cap_s: float, dry: bool, found: dict[str, Any]) -> str:
-    """Add what one section finds to `found`, line by line; why it has no more, or "". """
+    """Add what one section finds to `found`, line by line; why it has no more, "" if it is whole."""
     module = ["tests.unit.agent.sm90"] if name in COUNTED else ["tests.bench.gpu_sections", name, str(cap_s)]
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", *module, *(["--dry"] if dry else [])],
         env={CUBLAS: ":4096:8", **os.environ},
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,  # it may have children of its own
     )
-    assert process.stdout is not None and process.stderr is not None
-    trouble: list[str] = []
-    errors = threading.Thread(target=lambda: trouble.append(process.stderr.read()[-1500:]), daemon=True)  # type: ignore[union-attr]
     late = threading.Timer(cap_s, os.killpg, (process.pid, signal.SIGKILL))
-    errors.start()
     late.start()
-    for line in process.stdout:
-        if not line.startswith("{"):
-            continue
-        figures = json.loads(line)
-        for section, part in ({name: figures} if name in COUNTED else figures).items():
-            found.setdefault(section, {}).update(part)
-        _say(figures)
-    code = process.wait()
-    over = not late.is_alive()
+    trouble: deque[str] = deque(maxlen=30)
+    with process:
+        for line in process.stdout or ():
+            if line.startswith("{"):
+                figures = json.loads(line)
+                for section, part in ({name: figures} if name in COUNTED else figures).items():
+                    found.setdefault(section, {}).update(part)
+                _say(figures)
+            else:
+                trouble.append(line)
     late.cancel()
-    errors.join(5)
-    if code == 0:
+    if process.returncode == 0:
         return ""
-    return f"cut off after {cap_s} s" if over else f"exit code {code}: {''.join(trouble).strip()}"
+    if process.returncode == -signal.SIGKILL:
+        return f"killed: its {cap_s} s were over, or the machine's memory"
+    return f"exit code {process.returncode}: {''.join(trouble)}"
 
 
 def _say(value: Any) -> None:

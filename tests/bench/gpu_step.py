@@ -35,6 +35,7 @@ from training_agent.checks.replay import recompute
 from training_agent.checks.weights import find_divergent_ranks
 from training_agent.determinism import deterministic
 
+
 def compute_loss(net: nn.Module, tokens: Tensor) -> Tensor:
     """The loss in bf16."""
     with torch.autocast(tokens.device.type, dtype=torch.bfloat16):
@@ -83,9 +84,7 @@ class Job:
 Figures = dict[str, Any]
 
 
-def alone(
-    size: Size, tokens: int, device: torch.device, turns: int, deadline: float
-) -> Iterator[Figures]:
+def alone(size: Size, tokens: int, device: torch.device, turns: int, deadline: float) -> Iterator[Figures]:
     """All figures of a world of one, the important ones first."""
     jobs = {str(mode): Job(size, tokens, device, mode, None) for mode in (None, "immediate", "deferred")}
     plain = jobs["None"]

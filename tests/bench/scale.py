@@ -81,7 +81,7 @@ def alarm_of(sighting: Sighting, rank_map: RankMap, first: Comm) -> Alarm:
 
 
 class Replays:
-    """A ring in which some ranks compute wrong, whatever they compute; as one rank gets it from the others."""
+    """A ring whose bad ranks compute everything wrong, as one rank gets it from the others."""
 
     def __init__(self, rank_map: RankMap, bad: Sequence[int], first: Comm) -> None:
         self.rank_map, self.bad, self._first = rank_map, set(bad), first
@@ -109,7 +109,7 @@ class Replays:
         return alarm_of(sighting, self.rank_map, self._first)
 
     def _answer(self, rank: int, target: int, asked: int) -> Answer:
-        own = f"{rank:016x}" if rank in self.bad else "0" * 16
+        own = f"{rank + 1:016x}" if rank in self.bad else "0" * 16
         return Answer(own, target, own, (own,) * asked)
 
 

@@ -82,7 +82,8 @@ def loss_with_kept(model: nn.Module, batch: models.Batch) -> Tensor:
 
 def loss_with_ballast(model: nn.Module, batch: models.Batch) -> Tensor:
     """Every byte of the batch counts."""
-    return models.loss_of(model, batch) * batch["ballast"].cos().mean() if "ballast" in batch else models.loss_of(model, batch)
+    loss = models.loss_of(model, batch)
+    return loss * batch["ballast"].cos().mean() if "ballast" in batch else loss
 
 
 def _user_hooks(loop: Loop) -> None:

@@ -52,6 +52,12 @@ def accumulate(loop: Loop, step: int) -> None:
     loop.optimizers[0].step()
 
 
+def saved_each_time(loop: Loop, step: int) -> None:
+    """What stands before every save."""
+    plain_step(loop, step)
+    loop.guard.before_save(together=True)
+
+
 def ballasted(loop: Loop, step: int) -> None:
     """A batch that is worth sending ahead, while messages of the loop's own are under way.
 

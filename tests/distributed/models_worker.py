@@ -32,7 +32,7 @@ from tests.distributed.cases import (
     UNAUDITED,
     Case,
 )
-from tests.distributed.loops import Loop
+from tests.distributed.loops import Loop, saved_each_time
 from tests.distributed.models import batch_for
 from tests.distributed.refused import REFUSED
 from tests.distributed.small_model import fingerprint, settings_for
@@ -225,6 +225,8 @@ def scenarios(rank: int) -> dict[str, Callable[[], dict[str, Any]]]:
     runs["retry, clipped: nan"] = lambda: train(clipped, rank, guarded=True, strike=nan_at(5))
     last = replace(CASES["deferred"], schedule=Schedule(2, 2, None))
     runs["deferred: nan in the last step"] = lambda: train(last, rank, guarded=True, strike=nan_at(7))
+    saved = replace(CASES["deferred"], step=saved_each_time)
+    runs["deferred, before a save: nan"] = lambda: train(saved, rank, guarded=True, strike=nan_at(5))
     for kind in SCALED:
         case = replace(CASES[kind], steps=12)
         runs[f"{kind}: overflows"] = lambda case=case: train(case, rank, guarded=True, overflows=(2, 6, 9))

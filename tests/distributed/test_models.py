@@ -94,6 +94,14 @@ def test_deferred_mode_without_a_fused_optimizer_raises_in_the_step(runs: dict[s
     assert [r["ended at"] for r in runs["deferred, not fused: nan"]] == [5] * RANKS
 
 
+def test_deferred_mode_is_read_before_a_save(runs: dict[str, Results]) -> None:
+    results = runs["deferred, before a save: nan"]
+    alarm = the_alarm(results)
+    assert (alarm.step, alarm.suspect_window, alarm.named_ranks) == (5, (5, 5), (BAD,))
+    assert [r["ended at"] for r in results] == [5] * RANKS, "not one step later"
+    assert_nothing_moved(results, 5)
+
+
 def test_deferred_mode_raises_at_close_when_no_step_follows(runs: dict[str, Results]) -> None:
     results = runs["deferred: nan in the last step"]
     assert the_alarm(results).step == 7

@@ -75,7 +75,9 @@ def test_a_capture_arrives_whole_and_nobody_waits_before_it_is_asked_for() -> No
 @pytest.mark.parametrize(
     ("largest", "several"), [(SMALL, False), (LARGE + 1, False), (2 * SMALL, True), (0, False)]
 )
-def test_small_and_huge_batches_and_accumulating_loops_send_nothing_ahead(largest: int, several: bool) -> None:
+def test_small_and_huge_batches_and_accumulating_loops_send_nothing_ahead(
+    largest: int, several: bool
+) -> None:
     ours, _ = courier()
     assert ours.ahead
     ours.agree(largest, several)
