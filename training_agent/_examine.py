@@ -108,12 +108,8 @@ class Examiner:
         if self._comm.total([int(batch is None or original is None)])[0]:
             return self.unexamined(step, obstacle, nonfinite)
         assert batch is not None and original is not None
-<<<<<<< HEAD
         self.disputed = None
-        targets = partners(self._rank_map, self._audits, self._rotate)
-=======
         targets = self._partners()
->>>>>>> e45a3c2 (wip)
         self._audits += not at_start  # the preflight is no audit: the first one meets the same peers again
         try:
             result = self._ring.replay(targets, batch.capture, original, several=micro_batches > 1)

@@ -14,12 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-<<<<<<< HEAD
 from ._tensor_bytes import TensorBytes, rebuild
-=======
+
 PACK_ERRORS = (AttributeError, RuntimeError, TypeError, pickle.PicklingError)  # what `pack` raises
-_ALIGNMENT = 64  # bytes; BLAS picks kernels by alignment, so a replay must find its inputs aligned alike
->>>>>>> e45a3c2 (wip)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ._alarm import Sighting
-from ._capture import DeviceState, reentered
+from ._capture import DeviceState
 from ._evidence import Depth
 from ._examine import AuditPass, Examiner, ReplayOff
 from ._gate import Count, Gate, Tally
 from ._latch import AlarmLatch
 from ._ledger import Ledger
 from ._refusals import refuse_inside_backward
+from ._retry import compute_again, repeatable
 from ._startup import Setup
 from ._watch import StepRecord, StepWatch
 from .checks.nonfinite import GradientNorms
@@ -231,27 +231,15 @@ class Update:
 
     def _retried(self, record: StepRecord) -> bool:
         """Compute the step once more and judge it again; False when that cannot be done or fails again."""
-        setup, batch = self.setup, record.batch
-        compute = setup.compute_loss
-        able = compute is not None and batch is not None and record.obstacle is None
-        able = able and record.micro_batches == 1 and (self.norms.untouched() or setup.finish is not None)
-        if sum(setup.comm.gather(able)) < setup.comm.world:
+        setup = self.setup
+        if not repeatable(setup, record, self.norms):
             log_line("warning", message="the step cannot be retried", step=record.step)
             return False
-        assert compute is not None and batch is not None
         self._drop_gradients()
         self.watch.begin(audit=record.audit, depth=self.depth or Depth.BITS)
-        capture = batch.capture
-        DeviceState.write_buffers(setup.ddp.module, capture.buffers)
         if record.audit and setup.schedule.deterministic:
             self.determinism.enter()
-        with reentered(capture, setup.ddp.module, setup.device):
-            with self.watch.inside_loss(capture.args, capture.kwargs):
-                loss = compute(setup.model, *capture.args, **capture.kwargs)
-            self.watch.leave_loss(loss)
-            torch.autograd.backward([loss], [seed for seed in capture.seeds if seed is not None])
-        if setup.finish is not None:
-            setup.finish()
+        compute_again(setup, record, self.watch)
         again = self.watch.record(record.step)
         count, own = self._count(setup.optimizers[0])
         if self._judge(again, count.read(), own) is not None:

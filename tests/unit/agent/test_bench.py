@@ -10,12 +10,8 @@ from pathlib import Path
 
 import pytest
 
-<<<<<<< HEAD
 from tests.bench import __main__ as bench
-from tests.bench import figures, scale
-=======
 from tests.bench import figures, gpu, scale
->>>>>>> e45a3c2 (wip)
 from tests.bench.figures import Round
 from tests.bench.subjects import AGAIN, FORWARD, OURS, PLAIN, PUBLISHED
 
