@@ -106,7 +106,7 @@ class Ring:
         content = unpack(comm.swap(parcel, to=replayer, source=target), self._device)
         replayed = None
         if content is not None:
-            theirs = ahead if content[0] is None else content[0]
+            theirs: Any = ahead if content[0] is None else content[0]
             replayed, trouble = self._attempt(theirs, target, Phase.REPLAY, content[1].depth)
             problem = problem or trouble
         mismatch = content is None or replayed is None or not replayed.agrees(content[1])
