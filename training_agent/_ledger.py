@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from ._alarm import Passes, Sighting
+from ._assurance import Assurance
 from ._comm import Comm
 from ._examine import OVERFLOW_LIMIT, AuditPass
 from ._trail import ROW, Trail
@@ -21,6 +22,9 @@ from .digest import DIGEST_VERSION, digest
 from .errors import AgentError, ConfigurationError
 from .log_line import log_line
 from .report import StepChecks
+
+if TYPE_CHECKING:
+    from ._startup import Setup
 
 MANIFEST_VERSION = 1
 
@@ -31,6 +35,7 @@ class Ledger:
 
     step: int = 0  # updates applied so far, over all starts
     passes: Passes = field(default_factory=Passes)
+    assurance: Assurance = field(default_factory=Assurance)  # over all starts, unlike the counts below
     audits_passed: int = 0
     audits_skipped: int = 0  # due, but not comparable; never counted as passed
     weight_checks_passed: int = 0
@@ -43,9 +48,31 @@ class Ledger:
     steps_retried: int = 0  # right at the second attempt
     warnings: int = 0  # findings that the policy let pass
     trail: Trail = field(default_factory=Trail)
+    about: dict[str, Any] = field(default_factory=dict)  # job and schedule, for whoever reads a manifest
     notes: list[str] = field(default_factory=list)  # what is not checked, and why
     _streaks: dict[int, int] = field(default_factory=dict)  # overflowing rank -> steps in a row
     _said: set[str] = field(default_factory=set)
+
+    @classmethod
+    def begun(cls, step: int, setup: Setup) -> Ledger:
+        """Of a start at `step` updates."""
+        job, plan = setup.settings.job, setup.schedule
+        about = {
+            "job": {"name": job.name, "uid": job.uid},
+            "schedule": {
+                "audit_every": plan.audit_every,
+                "check_every": plan.check_every,
+                "deterministic": plan.deterministic,
+            },
+        }
+        return cls(
+            step, assurance=Assurance.begun(step, setup.comm.world, setup.parameters.values()), about=about
+        )
+
+    def resume(self, loaded: LoadedManifest, manifest: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.step, self.passes = loaded.step, loaded.passes
+        self.assurance.resume(manifest)
 
     @property
     def audits_due(self) -> int:
@@ -98,10 +125,12 @@ class Ledger:
         self.audits_passed += 1
         self.tensors_compared, self.bytes_compared = compared.tensors, compared.nbytes
         self.loss_audited = compared.loss_audited
+        self.assurance.audited(step, compared.nbytes)
 
     def audit_skipped(self, step: int, reason: str) -> None:
         """Count an audit that was due and could not be made; each reason is said once."""
         self.audits_skipped += 1
+        self.assurance.audits_skipped += 1
         if reason not in self._said:
             self._said.add(reason)
             log_line("warning", message=f"audit of step {step} skipped: {reason}", step=step)
@@ -114,11 +143,13 @@ class Ledger:
             self.passes = replace(self.passes, optimizer_state=step)
             self.state_tensors_compared = state_tensors
         self.weight_checks_passed += 1
+        self.assurance.compared()
 
-    def checks(self, weight_checked: bool) -> StepChecks:
-        """What the reporter is told of the step that was just applied."""
+    def applied(self, weight_checked: bool) -> StepChecks:
+        """Book the step that was just applied; what the reporter is told of it."""
         passes = self.passes
         audited = passes.audit == self.step
+        self.assurance.applied(audited=audited, compared=weight_checked)
         return StepChecks(audited, weight_checked, passes.audit, passes.weights, self.audits_skipped)
 
     @property
@@ -153,6 +184,8 @@ class Ledger:
             "steps_skipped": self.steps_skipped,
             "steps_retried": self.steps_retried,
             "warnings": self.warnings,
+            **self.about,
+            "assurance": self.assurance.plain(self.step),
             "notes": list(self.notes),
             "digests": state_digests(module),
         }

@@ -74,6 +74,7 @@ class Update:
         """The first forward of a step: watch it, with deterministic kernels if it is audited."""
         setup, ledger = self.setup, self.ledger
         self._judged, self._applies = False, True
+        ledger.assurance.begin()
         due = setup.schedule.audit_due(ledger.step + 1)
         audit = due and self.depth is not None
         self.examiner.begin(audit=audit)
@@ -155,10 +156,8 @@ class Update:
         """The loop threw the last gradients away, as a GradScaler without a fused optimizer does."""
         count, own = self._count(self.setup.optimizers[0])
         tally = count.read()
-        if tally.suspicious:
-            sighting = self._overflow(self.ledger.step + 1, tally, own)
-            if sighting is not None:
-                self.alarm(sighting)
+        if tally.suspicious and (sighting := self._overflow(self.ledger.step + 1, tally, own)) is not None:
+            self.alarm(sighting)
 
     # -- judgement -------------------------------------------------------------------------------------
 
@@ -272,7 +271,7 @@ class Update:
             if self.ledger.step != step:  # it was skipped after all
                 return
             self.check_weights(state=self.setup.schedule.state_due(step))
-        checks = self.ledger.checks(due)
+        checks = self.ledger.applied(due)
         if self.pending is not None:
             self.pending.checks = checks
         elif self.setup.reporter is not None:

@@ -105,7 +105,7 @@ class Guard:
     def __init__(self, setup: Setup, step: int) -> None:
         self._setup = setup
         self._phase = Phase.TRAINING
-        self._ledger = Ledger(step)
+        self._ledger = Ledger.begun(step, setup)
         self._determinism = DeterministicMode()
         self._replayer = Replayer(setup)
         self._latch = AlarmLatch(setup, self._replayer)
@@ -213,7 +213,7 @@ class Guard:
         late = "guard.after_load() must come before the first forward." if self._start.done else ""
         loaded = LoadedManifest.read(manifest, self._setup.comm, late)
         damaged = loaded.compare(self._setup.ddp.module, self._setup.comm)
-        self._ledger.step, self._ledger.passes = loaded.step, loaded.passes
+        self._ledger.resume(loaded, manifest)
         self._start.register(loaded.step)
         if self._setup.weights_off is None:
             # names a rank that alone holds other bits than were saved
