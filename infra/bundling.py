@@ -1,6 +1,6 @@
 """The code package of all functions, built by pip on this machine: no Docker.
 
-In: `lambdas/`, the wire format of the agent, pinned `lambdas/requirements.txt`. Out: one shared asset.
+In: `lambdas/`, the agent's wire format and pictures, pinned `lambdas/requirements.txt`. Out: one asset.
 Next: `functions.py`. boto3 is bundled because the runtime's own may be older than StartClusterHealthCheck
 (botocore 1.43); of its service models only those in use stay.
 """
@@ -25,6 +25,7 @@ REQUIREMENTS = ROOT / "lambdas" / "requirements.txt"
 SERVICES = frozenset(
     {"cloudwatch", "dynamodb", "eks", "events", "lambda", "sagemaker", "sns", "stepfunctions", "sts"}
 )  # in botocore/data
+OF_THE_AGENT = ("contract", "pictures")  # all that the functions import of it
 # RECORD holds the checksums of scripts in bin, and those the path of this machine's Python.
 JUNK = ("**/__pycache__", "**/*.pyi", "bin", "**/tests", "*.dist-info/RECORD", "*.dist-info/direct_url.json")
 PLATFORMS = {Architecture.ARM64: "manylinux2014_aarch64", Architecture.X86_64: "manylinux2014_x86_64"}
@@ -98,11 +99,11 @@ def build(target: Path, platform: str | None, python_version: str | None) -> Non
         )
     _prune(target)
     shutil.copytree(ROOT / "lambdas", target / "lambdas", ignore=shutil.ignore_patterns("__pycache__"))
-    # Without its __init__ the agent is a namespace here: the bundle carries its wire format and nothing else.
-    wire_format = target / "training_agent" / "contract"
-    shutil.copytree(
-        ROOT / "training_agent" / "contract", wire_format, ignore=shutil.ignore_patterns("__pycache__")
-    )
+    # Without its __init__ the agent is a namespace here.
+    for part in OF_THE_AGENT:
+        source = ROOT / "training_agent" / part
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(source, target / "training_agent" / part, ignore=ignore)
     for path in target.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)  # whatever this machine's umask says
 

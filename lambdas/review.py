@@ -11,14 +11,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from training_agent.contract import Alarm, to_plain
+from training_agent.contract import Alarm, console_url, to_plain
+from training_agent.pictures import Picture, ring, timeline
 
-from .domain import mails
+from .domain import commands, mails
 from .domain.approval import Approval
-from .domain.console import console_url
 from .domain.wording import CHECKLIST, wording
 from .page import Response, page
-from .pictures import Picture, ring, sparklines, timeline
+from .sparklines import sparklines
 
 MAX_RAW = 100_000  # characters of evidence on the page; the alarm itself is under 64 KB
 TYPED, REASON, DECISION = "typed", "reason", "decision"
@@ -60,7 +60,7 @@ def review(
         pictures=_pictures(approval),
         checklist=CHECKLIST,
         raw=_raw(approval.alarm),
-        job="\n".join(mails.job_of(approval)),
+        job="\n".join(commands.job_of(approval)),
         console=console_url(approval.execution),
         mistake=mistake,
         given={name: (given or {}).get(name, "") for name in (DECISION, TYPED, REASON)},

@@ -10,8 +10,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
+from training_agent.contract import console_url
+
 from ..domain.approval import Fact
-from ..domain.console import console_url
 from ..domain.errors import NeedsHumanError, PermanentError
 from ..domain.incident import EffectState, Incident, State, execution_name
 from ..domain.mails import notice_mail

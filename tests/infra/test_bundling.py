@@ -30,6 +30,13 @@ def test_the_models_of_all_services_in_use_are_bundled() -> None:
     assert {"dynamodb", "sagemaker"} <= used
 
 
+def test_all_that_the_functions_import_of_the_agent_is_bundled() -> None:
+    parts = bundling.OF_THE_AGENT
+    folders = (bundling.ROOT / "lambdas", *(bundling.ROOT / "training_agent" / part for part in parts))
+    sources = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
+    assert set(re.findall(r"(?:from|import) training_agent\.(\w+)", sources)) == set(parts)
+
+
 def test_a_failing_pip_is_reported_with_its_last_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ from .codec import (
     occurrence_key,
     to_plain,
 )
+from .console import console_url
 from .names import (
     EVENT_SOURCE,
     INSTANCE_ID_PATTERN,
@@ -73,6 +74,7 @@ __all__ = [
     "UnknownMajorError",
     "decode",
     "delivery_key",
+    "console_url",
     "encode",
     "from_plain",
     "occurrence_key",

@@ -9,8 +9,9 @@ import pytest
 
 from lambdas.domain.telemetry import Measure, Reading
 from lambdas.page import STYLE
-from lambdas.pictures import ring, sparklines, svg, timeline
+from lambdas.sparklines import sparklines
 from training_agent.contract import Pair
+from training_agent.pictures import ring, svg, timeline
 
 from .document import Document
 from .questions import alarm_of

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from lambdas.domain.approval import ApprovalState
-from lambdas.domain.console import console_url
 from lambdas.domain.errors import UnavailableError
 from lambdas.domain.incident import Incident, State
 from tests.events import builder
-from training_agent.contract import Verdict
+from training_agent.contract import Verdict, console_url
 
 from .drive import Driver
 from .looks import look

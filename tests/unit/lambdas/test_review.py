@@ -11,11 +11,10 @@ import pytest
 from lambdas import ended
 from lambdas.deciding import Ended
 from lambdas.domain.approval import Answer, Approval, ApprovalState
-from lambdas.domain.console import console_url
 from lambdas.domain.drill import DRILL_NODE
 from lambdas.domain.incident import Action
 from lambdas.review import Mistake, mistake_in, review
-from training_agent.contract import Contest, Vote
+from training_agent.contract import Contest, Vote, console_url
 
 from .document import Document
 from .questions import EXECUTION, NODE, PAST, alarm_of, approval_of, incident_of

@@ -18,7 +18,7 @@ ALL_DRAWN = 24  # ranks; more than that: only those involved
 SIZE, RADIUS = 320, 118
 
 
-def ring(alarm: Alarm, accused: tuple[int, ...]) -> Picture | None:
+def ring(alarm: Alarm, accused: tuple[int, ...], name: str = "ring") -> Picture | None:
     """Ranks in a circle; mismatching comparisons are dashed red arrows, those of arbiters whole ones."""
     involved = _involved(alarm, accused)
     if not involved:
@@ -40,7 +40,7 @@ def ring(alarm: Alarm, accused: tuple[int, ...]) -> Picture | None:
         if v.role == "arbiter" and v.rank in at and c.target in at and v.rank != c.target
     ]
     seats = [_seat(rank, at[rank], size, colours.get(rank)) for rank in shown]
-    return drawing("ring", "Who computed what", _text(alarm, accused, len(shown)), SIZE, SIZE, *lines, *seats)
+    return drawing(name, "Who computed what", _text(alarm, accused, len(shown)), SIZE, SIZE, *lines, *seats)
 
 
 def _involved(alarm: Alarm, accused: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Where the Step Functions console shows an execution, from its ARN. Pure; used by mails and page."""
+"""Where the Step Functions console shows an execution, from its ARN. Pure; used by mails, page and `sdc`."""
 
 from __future__ import annotations
 

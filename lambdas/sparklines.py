@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from ..domain.telemetry import Reading
-from .svg import BAD, FAINT, INK, Picture, drawing, label, tag
+from training_agent.pictures.svg import BAD, FAINT, INK, Picture, drawing, label, tag
+
+from .domain.telemetry import Reading
 
 WIDTH, ROW, TOP = 360, 40, 8
 LEFT, RIGHT = 176, 300

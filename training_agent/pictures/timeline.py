@@ -33,7 +33,7 @@ class Scale:
         return LEFT + 12 + (RIGHT - LEFT - 24) * (inside - self.first) / (self.last - self.first)
 
 
-def timeline(alarm: Alarm) -> Picture:
+def timeline(alarm: Alarm, name: str = "timeline") -> Picture:
     """Draw it."""
     passed = [alarm.last_audit_pass, alarm.last_weight_check_pass, _resume(alarm)]
     known = [s for s in (*passed, *alarm.suspect_window, alarm.step) if s is not None]
@@ -54,7 +54,7 @@ def timeline(alarm: Alarm) -> Picture:
         for i in range(len(LANES))
     ]
     parts = (window, *rails, *names, *marks, *_axis(scale, alarm))
-    return drawing("timeline", "What passed, and since when", _text(alarm), WIDTH, HEIGHT, *parts)
+    return drawing(name, "What passed, and since when", _text(alarm), WIDTH, HEIGHT, *parts)
 
 
 def _resume(alarm: Alarm) -> int | None:
