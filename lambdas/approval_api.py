@@ -16,7 +16,7 @@ from typing import Any
 
 from . import deciding, wiring
 from .deciding import Ended
-from .domain import mails, messages
+from .domain import commands, messages
 from .domain.approval import Answer, Approval
 from .domain.errors import PermanentError, PipelineError
 from .domain.incident import Incident
@@ -176,10 +176,12 @@ def _shown(approval: Approval | None) -> dict[str, Any] | None:
         "answers": [a.value for a in approval.answers],
         "answer": approval.answer.value if approval.answer else None,
         "decided_by": approval.decided_by,
+        "decided_at": approval.decided_at,
+        "reason": approval.reason,
         "expires_at": approval.expires_at,
         "facts": {f.label: f.text for f in approval.facts},
         "warnings": list(approval.warnings),
-        "replay_job": "\n".join(mails.job_of(approval)),
+        "replay_job": "\n".join(commands.job_of(approval)),
     }
 
 

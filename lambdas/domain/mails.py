@@ -6,18 +6,16 @@ words of a question by `wording`. Used by `request_approval`, and by `reconcile`
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 
-from training_agent.contract import Alarm
+from training_agent.contract import Alarm, console_url
 
-from .approval import Action, Approval, Fact
-from .console import console_url
+from . import commands
+from .approval import Approval, Fact
 from .decision_table import ROWS, Contain
 from .incident import Incident, State
 from .letter import Letter, render
-from .messages import COMMAND, check_command, one_line, subject, when
-from .replay_job import replay_job
+from .messages import one_line, subject, when
 from .times import moment
 from .wording import SURE, Wording, wording
 
@@ -114,7 +112,11 @@ def approval_mail(
         warnings=() if approval.synthetic else approval.warnings,
         way=way,
         outcomes=_outcomes(words),
-        commands=(*_answers(approval, url), *_check(incident), *_replay(job_of(approval))),
+        commands=(
+            *commands.answers(approval, url),
+            *commands.check(incident),
+            *commands.replay(commands.job_of(approval)),
+        ),
         facts=approval.facts,
         console=console_url(approval.execution),
     )
@@ -165,6 +167,7 @@ def notice_mail(
     issued: bool,
     console: str = "",
     alarm: Alarm | None = None,
+    url: str = "",
 ) -> Mail:
     """Tell a human: nothing further happens by itself. `issued`: a replacement may be under way."""
     row = ROWS.get(incident.decision_row or "")
@@ -174,16 +177,20 @@ def notice_mail(
         notice = NO_NODE_BLAMED
     body = Letter(
         opening=(*_drill(incident), notice.happened, f"Because: {reason}.", _left(incident, closing, issued)),
-        meaning=(SURE[row.id],) if row is not None else (),
+        meaning=(SURE[row.id],) if row is not None and not incident.synthetic else (),
         todo=(notice.todo,),
-        commands=(*_check(incident), *_replay(_job_after(incident, closing, alarm))),
+        commands=(
+            *commands.release(incident, closing, url),
+            *commands.check(incident),
+            *commands.replay(commands.job_after(incident, closing, alarm)),
+        ),
         facts=tuple(f for f in facts if f.label != "Because"),
         console=console,
     )
     return subject(incident, notice.subject), render(body)
 
 
-def expired_mail(incident: Incident, approval: Approval) -> Mail:
+def expired_mail(incident: Incident, approval: Approval, url: str = "") -> Mail:
     """Escalate silence."""
     words = wording(approval)
     left, todo = "still cordoned", f"Decide by hand: back to work, or replaced ({BY_HAND})."
@@ -202,6 +209,7 @@ def expired_mail(incident: Incident, approval: Approval) -> Mail:
         ),
         meaning=(words.sure,) if words.sure else (),
         todo=(f"The links are dead. {todo}",),
+        commands=commands.release(incident, State.EXPIRED, url),
         facts=approval.facts,
         console=console_url(approval.execution),
     )
@@ -220,7 +228,7 @@ def _left(incident: Incident, closing: State, issued: bool) -> str:
         return "A replacement was requested and its end was not seen: look at the cluster before you act."
     if not incident.touched:
         return "Nothing was touched."
-    if closing in (State.REPLACED_BY_HYPERPOD, State.HUMAN_OVERRIDE, State.WORLD_CHANGED):
+    if closing in commands.LEAVES_NOTHING:
         return "The pipeline has replaced nothing and will not."
     row = ROWS.get(incident.decision_row or "")
     if row is not None and row.contain is Contain.NOTHING:
@@ -236,52 +244,3 @@ def _outcomes(words: Wording) -> tuple[Fact, ...]:
         ("If nobody answers", words.if_silence),
     )
     return tuple(Fact(label, text) for label, text in lines if text)
-
-
-def _answers(approval: Approval, url: str) -> tuple[str, ...]:
-    """`sdc` commands for the same answers to this question, signed by the caller's AWS credentials."""
-    kinds = ["approve", "reject"] + ["reject --release"] * (approval.action is not Action.RELEASE)
-    lines: list[str] = []
-    for kind in kinds:
-        verb, *flags = kind.split()
-        lines.append(f"sdc {verb} {shlex.quote(approval.incident_id)} \\")
-        if approval.node:
-            lines.append(f"  --node {shlex.quote(approval.node)} \\")
-        question = shlex.quote(approval.approval_id)
-        lines.append(f"  --question {question} --action {approval.action.value} \\")
-        lines.append(f"  --api {shlex.quote(url)} \\")
-        lines.append("  " + " ".join([*flags, '--reason "why"']))
-    return tuple(lines)
-
-
-def check_of(incident: Incident) -> str:
-    """The deep health check that only a human may start, "" when that is not how confirm ended."""
-    row = ROWS.get(incident.decision_row or "")
-    if row is None or COMMAND not in incident.deep_check.note:
-        return ""
-    return check_command(incident, row.checks)
-
-
-def _check(incident: Incident) -> tuple[str, ...]:
-    command = check_of(incident)
-    return ("# the deep health check, which only a person starts over several nodes", command) * bool(command)
-
-
-def job_of(approval: Approval) -> tuple[str, ...]:
-    """The Job that replays the alarm's capsule on the node that is asked about, as shell lines."""
-    if approval.synthetic:
-        return ()
-    return replay_job(approval.incident_id, approval.node, approval.ranks, approval.alarm)
-
-
-def _job_after(incident: Incident, closing: State, alarm: Alarm | None) -> tuple[str, ...]:
-    """The same in a notice, where the node is still there and a person looks for a cause."""
-    if closing is not State.HANDED_TO_HUMAN or incident.synthetic or not incident.touched:
-        return ()
-    return replay_job(incident.id, incident.node or "", incident.ranks, alarm)
-
-
-def _replay(job: tuple[str, ...]) -> tuple[str, ...]:
-    return ("# the alarm's micro-batch again, on the node itself (fill in what is in CAPITALS)", *job) * bool(
-        job
-    )

@@ -11,7 +11,7 @@ import json
 
 from training_agent.contract import Alarm, Finding
 
-from .approval import Action, Fact
+from .approval import Action, Approval, Fact
 from .decision_table import Row
 from .incident import CheckResult, Incident
 from .policy import is_floor
@@ -70,6 +70,14 @@ def facts(
         for a in incident.audits
     ]
     return tuple(Fact(label, one_line(text)) for label, text in lines if text)
+
+
+def decision(approval: Approval) -> str:
+    """Who answered what, when and why: the audit trail's line, which reports show."""
+    answer = approval.answer.value if approval.answer else "nothing"
+    at = f" at {when(approval.decided_at)}" if approval.decided_at else ""
+    said = f"{one_line(approval.decided_by)} answered '{answer}' to '{approval.action.value}'{at}"
+    return f"{said}: {one_line(approval.reason)}"
 
 
 def _check(incident: Incident) -> str:

@@ -11,11 +11,10 @@ from dataclasses import replace
 from math import ceil
 from typing import Any, Protocol
 
-from training_agent.contract import Alarm, Mode
+from training_agent.contract import Alarm, Mode, console_url
 
 from ..domain import mails, messages
 from ..domain.approval import Approval, ApprovalState, Fact
-from ..domain.console import console_url
 from ..domain.decision_table import ROWS
 from ..domain.errors import HaltedError, PermanentError, PipelineError, WorldChangedError
 from ..domain.incident import EffectState, Incident, State
@@ -85,6 +84,7 @@ def tell(needs: Speaker, incident_id: str, seen: Any, execution: str = "") -> St
             issued=issued,
             console=console_url(execution),
             alarm=alarm,
+            url=needs.settings.review_url.rstrip("/"),
         )
         story = send_to_all(needs.mail, subject, body)
         needs.incidents.conclude(incident.id, "notice", story, needs.clock.now())
@@ -170,7 +170,8 @@ def _decided(needs: Speaker, incident: Incident, approval: Approval, how: str) -
         story = f"{story}; {_once(needs, incident, f'echo:{approval.approval_id}', send)}"
     except PermanentError as e:  # the decision counts, whoever hears of it
         needs.incidents.audit(incident.id, "echo", f"could not be sent: {e}", needs.clock.now())
-    needs.incidents.audit(incident.id, "decision", f"{story} by {approval.decided_by}", needs.clock.now())
+    said = messages.decision(approval)
+    needs.incidents.audit(incident.id, "decision", said, needs.clock.now())
     decided = moment(approval.decided_at) if approval.decided_at else needs.clock.now()
     took = Took.between("seconds_to_approve", approval.created_at, decided, incident)
     return StepResult(approval.outcome, story, took=took)
@@ -198,7 +199,8 @@ def _escalate(needs: Speaker, incident: Incident, approval: Approval) -> StepRes
     """Nobody answered: everybody hears of it, or an alarm tells that they did not."""
 
     def send() -> str:
-        return send_to_all(needs.mail, *mails.expired_mail(incident, approval))
+        url = needs.settings.review_url.rstrip("/")
+        return send_to_all(needs.mail, *mails.expired_mail(incident, approval, url))
 
     told = _once(needs, incident, f"expired:{approval.approval_id}", send)
     needs.incidents.audit(incident.id, "approval expired", told, needs.clock.now())

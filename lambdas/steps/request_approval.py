@@ -13,7 +13,7 @@ from typing import Any
 
 from training_agent.contract import Alarm, gpu_subject, instance_subject
 
-from ..domain import mails, messages
+from ..domain import commands, mails, messages
 from ..domain.approval import Action, Approval, ApprovalState, Past
 from ..domain.errors import NeedsHumanError, NoApproverError
 from ..domain.incident import Incident, State
@@ -108,7 +108,7 @@ def _approval(needs: Needs, incident: Incident, alarm: Alarm) -> Approval:
         ranks=incident.ranks,
         history=_history(needs.incidents, incident),
         telemetry=incident.readings,
-        command=mails.check_of(incident),
+        command=commands.check_of(incident),
         synthetic=incident.synthetic,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lambdas.domain import mails, messages
+from lambdas.domain import commands, messages
 from lambdas.domain.approval import Approval, Past
 from lambdas.domain.decision_table import ROWS
 from lambdas.domain.incident import Incident, State, Target, evidence_hash
@@ -107,7 +107,7 @@ def approval_of(incident: Incident, evidence: str = "", **changes: Any) -> Appro
         row=row,
         alarm=alarm,
         ranks=incident.ranks,
-        command=mails.check_of(incident),
+        command=commands.check_of(incident),
         synthetic=incident.synthetic,
         execution=EXECUTION,
     )

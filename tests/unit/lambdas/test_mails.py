@@ -13,7 +13,6 @@ from typer.core import TyperGroup
 
 from lambdas.domain import mails, messages
 from lambdas.domain.approval import Answer, Approval, ApprovalState
-from lambdas.domain.console import console_url
 from lambdas.domain.decision_table import ROWS
 from lambdas.domain.drill import DRILL_INSTANCE, DRILL_NODE
 from lambdas.domain.incident import Action, CheckResult, DeepCheck, State
@@ -22,6 +21,7 @@ from lambdas.domain.wording import SURE
 from lambdas.steps.notices import TOLD
 from tests.unit.lambdas.questions import EXECUTION, approval_of, incident_of
 from training_agent.cli.app import app
+from training_agent.contract import console_url
 
 URL = "https://abcde12345.execute-api.us-east-1.amazonaws.com"
 WAY = mails.link_way(f"{URL}/review/{'A' * 43}")
@@ -54,12 +54,12 @@ def notice(closing: State, row: str | None = "C1", *, issued: bool = False, **ch
     incident = incident_of(row, closing=closing, **changes)
     reason = incident.human_reason or "the reason stands here"
     facts, console = approval_of(incident).facts, console_url(EXECUTION)
-    return mails.notice_mail(incident, facts, reason, closing, issued=issued, console=console)
+    return mails.notice_mail(incident, facts, reason, closing, issued=issued, console=console, url=URL)
 
 
 def expired(action: Action = Action.REPLACE, row: str = "C1", **changes: Any) -> mails.Mail:
     incident = incident_of(row, asking=action, **changes)
-    return mails.expired_mail(incident, approval_of(incident))
+    return mails.expired_mail(incident, approval_of(incident), URL)
 
 
 TOGETHER = DeepCheck(
@@ -176,3 +176,32 @@ def test_the_command_line_of_a_mail_is_one_that_sdc_understands(kind: str) -> No
         given = sdc.commands[verb].make_context(verb, arguments).params
         assert (given["incident"], given["api"], given["reason"]) == ("3f1c9a0b7d2e4685", URL, "why")
         assert given["question"] == "3f1c9a0b7d2e4685-1" and given["action"] in ("replace", "release")
+
+
+LEFT_BEHIND = {
+    "breaker",
+    "check-stuck",
+    "degraded",
+    "expired",
+    "expired-held-job",
+    "human-only",
+    "no-approver",
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [k for k in KINDS if not k.startswith(("request", "reminder", "links", "dec"))]
+)
+def test_a_mail_about_what_stays_cordoned_or_held_gives_the_command_that_lets_it_go(kind: str) -> None:
+    text = KINDS[kind]()[1].replace("\\\n", " ")
+    lines = [shlex.split(line) for line in text.splitlines() if line.startswith("sdc ")]
+    assert bool(lines) is (kind in LEFT_BEHIND)
+    sdc = typer.main.get_command(app)
+    assert isinstance(sdc, TyperGroup)
+    for _, verb, *arguments in lines:
+        given = sdc.commands[verb].make_context(verb, arguments).params
+        assert (verb, given["incident"], given["api"]) == ("release", "3f1c9a0b7d2e4685", URL)
+
+
+def test_a_drill_that_stopped_says_nothing_of_how_sure_anybody_is() -> None:
+    assert "WHAT IT MEANS" not in KINDS["drill-stopped"]()[1]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lambdas.domain import mails
+from lambdas.domain import commands, mails
 from lambdas.domain.incident import State
 from lambdas.domain.replay_job import replay_job
 from lambdas.review import review
@@ -33,7 +33,7 @@ def question(*capsules: CapsuleRef, **changes: Any) -> Any:
 
 
 def test_it_is_pinned_to_the_cordoned_node_and_brings_its_receipt_back() -> None:
-    job = manifest(mails.job_of(question(OTHER, OWN)))
+    job = manifest(commands.job_of(question(OTHER, OWN)))
     assert job["metadata"] == {"name": "sdc-replay-3f1c9a0b7d2e4685", "namespace": "training"}
     pod = job["spec"]["template"]["spec"]
     assert (pod["nodeName"], pod["restartPolicy"], job["spec"]["backoffLimit"]) == (NODE, "Never", 0)
@@ -49,7 +49,7 @@ def test_it_is_pinned_to_the_cordoned_node_and_brings_its_receipt_back() -> None
 
 def test_mail_page_and_command_line_show_it() -> None:
     approval = question(OWN)
-    lines = mails.job_of(approval)
+    lines = commands.job_of(approval)
     body = mails.approval_mail(incident_of("V2"), approval, ("", ""), URL)[1]
     assert "\n".join(lines) in body
     assert "\n".join(lines) in html.unescape(review(approval).body)
@@ -62,8 +62,8 @@ def test_mail_page_and_command_line_show_it() -> None:
     "changes", [{"synthetic": True}, {"node": ""}, {"alarm": None}, {"incident_id": "../x"}], ids=str
 )
 def test_there_is_none_without_a_node_a_capsule_or_an_incident(changes: dict[str, Any]) -> None:
-    assert mails.job_of(question(OWN)) and not mails.job_of(question())
-    assert mails.job_of(replace(question(OWN), **changes)) == ()
+    assert commands.job_of(question(OWN)) and not commands.job_of(question())
+    assert commands.job_of(replace(question(OWN), **changes)) == ()
 
 
 def test_what_came_over_the_wire_stays_inside_its_string() -> None:
@@ -78,4 +78,4 @@ def test_what_came_over_the_wire_stays_inside_its_string() -> None:
 
 
 def test_a_hash_that_is_none_is_passed_over() -> None:
-    assert mails.job_of(question(replace(OWN, sha256="short"))) == ()
+    assert commands.job_of(question(replace(OWN, sha256="short"))) == ()
