@@ -7,4 +7,5 @@ app          commands and options        deployment   where the pipeline stands,
 aws          clients, signed requests    story        an execution's history as steps (pure)
 doctor       checks with remedies        preflight    a training script, up to its first update
 screen       tables, lines, JSON         failures     errors and exit codes
+report       one page on a run or incident
 """

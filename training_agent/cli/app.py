@@ -19,6 +19,7 @@ from .deployment import Deployment, environment, find, outputs_from
 from .failures import Exit
 from .pipeline import Pipeline
 from .preflight import preflight as run_preflight
+from .report.command import report as write_report
 from .running import Json, run
 
 app = typer.Typer(
@@ -189,6 +190,30 @@ def history(
 ) -> None:
     """Every incident that named a node or a GPU; the GPU's UUID outlives its instance."""
     run(json, lambda s: reading.history(s, _pipeline(region, stack, outputs, None), subject))
+
+
+@app.command()
+def report(
+    incident: Annotated[
+        str | None, typer.Argument(metavar="[INCIDENT]", help="Its id; none: the run.")
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--run",
+            metavar="FOLDER",
+            envvar="SDC_SHARED_DIR",
+            help="The job's shared folder, or its checkpoints.",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The HTML file to write.")] = None,
+    json: Json = False,
+    region: Region = None,
+    stack: Stack = None,
+    outputs: Outputs = None,
+) -> None:
+    """One page on a run, an incident, or both: what was checked, what follows, who decided, how long."""
+    run(json, lambda s: write_report(s, _pipeline(region, stack, outputs, None), incident, folder, out))
 
 
 @app.command()

@@ -7,11 +7,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ..contract import INSTANCE_ID_PATTERN, NODE_NAME_PREFIX, gpu_subject, instance_subject
+from boto3.dynamodb.types import TypeDeserializer
+
+from ..contract import (
+    INSTANCE_ID_PATTERN,
+    NODE_NAME_PREFIX,
+    console_url,
+    gpu_subject,
+    instance_subject,
+    job_subject,
+)
 from .aws import Answer, Aws, explained
 from .deployment import Deployment
 from .failures import CannotAskError, NotFoundError, RefusedError
@@ -21,6 +31,19 @@ _ID = re.compile(r"^[0-9a-f]{16}$")
 _GPU = re.compile(r"^GPU-[0-9A-Za-z-]{8,60}$")
 MAX_SEQUENCE = 20  # the same alarm after an incident's end opens the next one
 MAX_EVENTS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An incident's execution."""
+
+    chapters: tuple[Chapter, ...] = ()
+    console: str = ""  # where the AWS console shows it
+
+    @property
+    def name(self) -> str:
+        """The execution's, which is the incident's id and a number."""
+        return self.console.rpartition(":")[2]
 
 
 class Pipeline:
@@ -101,7 +124,7 @@ class Pipeline:
             )
         return _expect(got)
 
-    def story(self, incident_id: str) -> tuple[Chapter, ...]:
+    def told(self, incident_id: str) -> Told:
         """The incident's execution, step by step.
 
         Raises:
@@ -111,9 +134,10 @@ class Pipeline:
         prefix = machine.replace(":stateMachine:", ":execution:", 1)
         states = self._aws.client("stepfunctions")
         for sequence in range(1, MAX_SEQUENCE + 1):
+            execution = f"{prefix}:{incident_id}-{sequence}"
             with explained("read the execution's history", "states:GetExecutionHistory"):
                 try:
-                    return tell(_events(states, f"{prefix}:{incident_id}-{sequence}"))
+                    return Told(tell(_events(states, execution)), console_url(execution))
                 except states.exceptions.ExecutionDoesNotExist:
                     continue
         raise CannotAskError(
@@ -123,6 +147,21 @@ class Pipeline:
 
     def history(self, subject: str) -> list[dict[str, Any]]:
         """Incidents that named a node or a GPU, oldest first; across replacements a GPU keeps its UUID."""
+        rows = self._query(f"history#{subject}")
+        return [{name: str(i.get(name, "")) for name in ("at", "incident_id", "what")} for i in rows]
+
+    def rows(self, incident_id: str) -> list[dict[str, Any]]:
+        """All that the pipeline wrote down of one incident; empty when there is none of that id."""
+        return self._query(f"incident#{incident_id}") if _ID.match(incident_id) else []
+
+    def incidents_of(self, job_uid: str, delivery_keys: Iterable[str]) -> tuple[str, ...]:
+        """Ids of the incidents that a job's alarms opened, in the order in which they were."""
+        rows = self._query(f"history#{job_subject(job_uid)}") if job_uid else []
+        for key in delivery_keys:
+            rows += self._query(f"delivery#{key}")
+        return tuple(dict.fromkeys(str(i["incident_id"]) for i in rows if i.get("incident_id")))
+
+    def _query(self, partition: str) -> list[dict[str, Any]]:
         table = self._find().need("IncidentTableName")
         with explained(f"read table {table}", "dynamodb:Query"):
             pages = (
@@ -131,11 +170,11 @@ class Pipeline:
                 .paginate(
                     TableName=table,
                     KeyConditionExpression="pk = :pk",
-                    ExpressionAttributeValues={":pk": {"S": f"history#{subject}"}},
+                    ExpressionAttributeValues={":pk": {"S": partition}},
                 )
             )
             items = [item for page in pages for item in page["Items"]]
-        return [{name: _text(i, name) for name in ("at", "incident_id", "what")} for i in items]
+        return [{name: _plain(value) for name, value in item.items()} for item in items]
 
     def drill(self) -> str:
         """Start a fire drill; the uid of its job."""
@@ -185,5 +224,4 @@ def _expect(answer: Answer) -> Mapping[str, Any]:
     return answer.body
 
 
-def _text(item: Mapping[str, Any], name: str) -> str:
-    return str(item.get(name, {}).get("S", ""))
+_plain = TypeDeserializer().deserialize

@@ -14,7 +14,7 @@ from .aws import Aws
 from .checks import Status
 from .deployment import Deployment
 from .failures import CliError, Exit, NotFoundError
-from .pipeline import Pipeline, subject_of
+from .pipeline import Pipeline, Told, subject_of
 from .screen import Screen, duration
 from .story import Chapter
 
@@ -84,16 +84,19 @@ def show(screen: Screen, pipeline: Pipeline, incident_id: str, *, follow: bool) 
     if follow:
         found = _until_ended(screen, pipeline, found)
     try:
-        story, missing = pipeline.story(incident_id), None
+        told, missing = pipeline.told(incident_id), None
     except CliError as e:
-        story, missing = (), e
+        told, missing = Told(), e
     now = datetime.now(timezone.utc)
-    screen.document({**found, "story": [_plain(c, now) for c in story]})
+    story = told.chapters
+    screen.document({**found, "execution": told.console, "story": [_plain(c, now) for c in story]})
     _headline(screen, found["incident"])
     _question(screen, found)
     screen.line()
     for line in chapters(story, now):
         screen.line(line, hanging=44)
+    if told.console:  # a link where the terminal knows links; its address is in the JSON
+        screen.line(f"Execution {told.name} in the AWS console", style=f"link {told.console}")
     if missing is not None:
         screen.line(f"Its story cannot be told: {missing} {missing.remedy}")
     if job := (found.get("approval") or {}).get("replay_job"):

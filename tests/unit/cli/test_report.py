@@ -1,0 +1,239 @@
+"""`sdc report`: figures of a run's folder, decisions of the incident table, one page that stands alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from tests.unit.lambdas.document import Document
+from training_agent.cli.deployment import Deployment
+from training_agent.cli.failures import CannotAskError, Exit, NotFoundError
+from training_agent.cli.pipeline import Pipeline
+from training_agent.cli.report import bounds, page
+from training_agent.cli.report.command import report
+from training_agent.cli.report.incidents import record
+from training_agent.cli.report.run import Run, read
+from training_agent.cli.screen import Screen
+from training_agent.contract import delivery_key
+
+from .fakes import FakeAws
+from .histories import entered, exited
+from .report_builder import (
+    ALARM_STEP,
+    ID,
+    SAVED,
+    delivered,
+    incident,
+    manifest,
+    raised,
+    rows,
+    run_folder,
+    save,
+)
+
+NOW = datetime(2026, 1, 2, tzinfo=timezone.utc)
+OUTPUTS = {
+    "IncidentTableName": "incidents",
+    "StateMachineArn": "arn:aws:states:us-east-1:123456789012:stateMachine:W",
+}
+
+
+def told(table: dict[str, list[Any]]) -> Pipeline:
+    """A pipeline whose incident table holds these rows, and whose execution has made one step."""
+
+    def query(parameters: Any) -> Any:
+        return {"Items": table.get(parameters["ExpressionAttributeValues"][":pk"]["S"], [])}
+
+    events = [entered(0, "locate"), exited(1, "locate", "ranks 3 are on a node")]
+    calls = {
+        ("dynamodb", "query"): query,
+        ("stepfunctions", "get_execution_history"): {"events": events},
+        ("stepfunctions", "exceptions"): None,
+    }
+    return Pipeline(FakeAws(calls), lambda: Deployment("stack t", OUTPUTS), None)
+
+
+def plain(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: next(iter(value.values())) for name, value in item.items()} for item in items]
+
+
+def shown(folder: Path) -> Run:
+    """Without what differs from machine to machine."""
+    return replace(read(folder), folder="/fsx/llama")
+
+
+# what the counts allow to be said
+
+
+@pytest.mark.parametrize(("events", "mean"), [(0, 2.996), (1, 4.744), (2, 6.296), (10, 16.962)])
+def test_the_bound_is_garwoods(events: int, mean: float) -> None:
+    """Quantiles of chi-square at 95 % with 2k + 2 degrees of freedom, halved."""
+    assert bounds.at_most(events, 1000) == pytest.approx(mean / 1000, rel=1e-3)
+
+
+def test_without_a_trial_nothing_is_bounded() -> None:
+    assert bounds.at_most(0, 0) is None
+    assert bounds.at_most(0, 1) == 1.0
+
+
+def test_overhead_is_what_checked_steps_take_beyond_the_others() -> None:
+    found = bounds.overhead({"plain": [9, 9.0], "audited": [1, 3.0], "weights compared": [0, 0.0]})
+    assert found is not None and found.share == pytest.approx(0.2) and found.step_seconds == 1.0
+    assert found.by_kind == (("plain", 9, 1.0), ("audited", 1, 3.0))
+    assert bounds.overhead({"plain": [0, 0.0], "audited": [3, 9.0]}) is None
+    assert bounds.overhead({}) is None
+
+
+# a run
+
+
+def test_a_run_is_read_from_manifests_and_spool(tmp_path: Path) -> None:
+    run = read(run_folder(tmp_path, raised(), steps=(47_000, 48_000, 48_050)))
+    assert [(c.step, c.state) for c in run.checkpoints] == [
+        (47_000, "sound"), (48_000, "sound"), (48_050, "doubtful"),
+    ]  # fmt: skip
+    assert (run.job, run.job_uid, len(run.alarms)) == ("llama-tiny", "job-0001", 1)
+    assert run.figures is not None and run.figures.step == 48_000  # not the doubtful one's
+    assert (run.figures.gpu_steps, run.figures.gpu_steps_audited) == (288_000, 2_880)
+    assert (run.figures.longest_gap, run.figures.since_last_audit) == (100, 0)
+    assert run.figures.alarms_at_most == pytest.approx(4.744 / 481, rel=1e-3)
+
+
+def test_records_of_a_librarys_checkpoints_are_read_too(tmp_path: Path) -> None:
+    save(tmp_path, 8, manifest(8), "step-8")
+    folder = tmp_path / "checkpoints"
+    (folder / "epoch-1.ckpt").write_bytes(b"x")
+    record_ = json.loads((folder / "step-8" / "manifest.json").read_text())
+    sealed = {**record_, "step": 9, "files": {".": {"sha256": "0", "bytes": 1}}}
+    (folder / "epoch-1.ckpt.sdc.json").write_text(json.dumps(sealed))
+    assert [c.name for c in read(tmp_path).checkpoints] == ["step-8", "epoch-1.ckpt"]
+
+
+def test_an_interrupted_save_is_shown_and_never_counted(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    (folder / "checkpoints" / "step-48050.partial-0badcafe").mkdir()
+    run = read(folder)
+    assert run.checkpoints[-1].state == "incomplete" and "interrupted" in run.checkpoints[-1].why
+    assert run.figures is not None and run.figures.step == SAVED[-1]
+
+
+def test_manifests_without_figures_lead_to_no_claims(tmp_path: Path) -> None:
+    run = read(run_folder(tmp_path, plain=True))
+    assert run.figures is None
+    html = page.render(run, (), "", NOW)
+    assert "nothing is claimed" in html and "caught within" not in html
+
+
+def test_a_folder_without_a_run_is_said_so(tmp_path: Path) -> None:
+    for wrong in (tmp_path, tmp_path / "none"):
+        with pytest.raises(NotFoundError, match="SDC_SHARED_DIR"):
+            try:
+                read(wrong)
+            except NotFoundError as e:
+                raise NotFoundError(f"{e} {e.remedy}", "") from e
+
+
+# an incident
+
+
+def test_who_decided_what_when_and_how_long_it_took() -> None:
+    found = incident()
+    assert [(d.what, d.result.split()[0]) for d in found.decisions] == [("decision", "alex@example.com")]
+    took = {s.name: s.seconds for s in found.spans}
+    assert took == {"open": 2, "contain": 6, "approve": 733, "replace": 1601, "come back": 364}
+    assert found.alarm == raised() and found.new_instance_id.endswith("9")
+
+
+def test_what_has_not_ended_has_no_duration() -> None:
+    early = [i for i in plain(rows()) if "audit#" not in i["sk"] or i["what"] != "decision"]
+    found = record(early)
+    assert found is not None
+    assert {s.name: s.seconds for s in found.spans}["approve"] is None
+    assert "No person was asked" in page.render(None, (found,), "", NOW)
+
+
+def test_rows_that_are_no_incident_are_none() -> None:
+    assert record([]) is None
+    assert record([{"sk": "state", "document": "{"}]) is None
+
+
+# the page
+
+
+@pytest.mark.parametrize("kind", ["healthy run", "run with an alarm", "incident"])
+def test_the_report_as_it_is_written(kind: str, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    run, records = None, (incident(),)
+    if kind == "healthy run":
+        run, records = shown(run_folder(tmp_path)), ()
+    elif kind == "run with an alarm":
+        run = shown(run_folder(tmp_path, raised()))
+    html = page.render(run, records, "", NOW)
+    assert html == snapshot
+    document = Document(html)
+    names = [t for t, _ in document.tags]
+    assert "script" not in names and "link" not in names and "img" not in names
+    ids = re.findall(r' id="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    assert all(v in ids for _, a in document.tags for v in (a.get("aria-labelledby") or "").split())
+
+
+def test_every_field_is_escaped(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    alarm = raised("C1", evil)
+    run = replace(read(run_folder(tmp_path, alarm)), job=evil, notes=(evil,), folder=evil)
+    html = page.render(run, (replace(incident(by=evil), reason=evil, node=evil),), evil, NOW)
+    assert "<script" not in html and html.count("&lt;script&gt;") >= 6
+
+
+# the command
+
+
+def test_an_incidents_report_is_a_file_and_says_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r.html"
+    pipeline = told({f"incident#{ID}": rows()})
+    assert report(Screen(as_json=False), pipeline, ID, None, out) is Exit.DONE
+    said = capsys.readouterr().out
+    assert "was replaced by" in said and "r.html" in said
+    html = out.read_text()
+    assert "ranks 3 are on a node" in html and f"execution:W:{ID}-1" in html
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_a_runs_report_finds_its_incidents_by_the_alarms_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run_folder(tmp_path / "shared", raised())
+    table = {f"delivery#{delivery_key(raised())}": [delivered()], f"incident#{ID}": rows()}
+    assert report(Screen(as_json=True), told(table), None, folder, None) is Exit.DONE
+    document = json.loads(capsys.readouterr().out)
+    assert [i["id"] for i in document["incidents"]] == [ID]
+    assert document["incidents"][0]["decisions"][0]["what"] == "decision"
+    assert {d["name"]: d["seconds"] for d in document["incidents"][0]["durations"]}["approve"] == 733
+    assert document["run"]["figures"]["longest_gap"] == 100
+    assert document["run"]["alarms"][0]["step"] == ALARM_STEP
+    assert not list(Path.cwd().glob("sdc-report-*"))  # --json alone writes no file
+
+
+def test_without_a_pipeline_a_run_is_reported_all_the_same(tmp_path: Path) -> None:
+    def none() -> Deployment:
+        raise CannotAskError("No deployment is named.", "Give --stack NAME.")
+
+    folder, out = run_folder(tmp_path / "shared", raised()), tmp_path / "r.html"
+    report(Screen(as_json=False), Pipeline(FakeAws(), none, None), None, folder, out)
+    assert "is not in this report: No deployment is named. Give --stack NAME." in out.read_text()
+
+
+def test_an_unknown_incident_and_no_subject_at_all_are_said_so() -> None:
+    with pytest.raises(NotFoundError, match="no incident"):
+        report(Screen(as_json=True), told({}), ID, None, None)
+    with pytest.raises(NotFoundError, match="Neither"):
+        report(Screen(as_json=True), told({}), None, None, None)

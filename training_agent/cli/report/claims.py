@@ -1,0 +1,200 @@
+"""The sentences of a report: what may be said of a run's counts and of an incident's end. Pure.
+
+In: `Run`, `Record`s. Out: claims, each with what it rests on and what it does not cover. Next: `page`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from ..screen import duration
+from .incidents import Record
+from .run import Figures, Run
+
+ENDS = {
+    "REPLACED": "The node was replaced.",
+    "REPLACED_BY_HYPERPOD": "HyperPod had taken the node away by itself.",
+    "REPLACEMENT_DEGRADED": "A replacement was requested and its end was not seen.",
+    "TERMINATED_NO_DEMAND": "The node is gone, and nothing needed a new one.",
+    "RELEASED": "The suspect passed its check and went back to work.",
+    "REJECTED_KEPT": "A person decided against a replacement and kept the node out of the job.",
+    "REJECTED_RELEASED": "A person decided that the node goes back to work.",
+    "EXPIRED": "Nobody answered in time: nothing was replaced.",
+    "OBSERVED": "Observe mode: nothing was touched.",
+    "CLOSED": "The drill ended.",
+    "JOINED": "Its evidence was added to another incident on the same node.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What is said, in three sizes: a title, a figure, the sentences that say what it rests on."""
+
+    title: str
+    figure: str
+    text: str
+
+
+def headline(run: Run | None, records: Sequence[Record]) -> str:
+    """The report in one or two sentences."""
+    if run is None:
+        return f"{end(records[0])} {_because(records[0])}".strip()
+    figures, alarms = run.figures, len(run.alarms)
+    said = "No alarm." if not alarms else f"{alarms} alarm{'s' * (alarms > 1)}."
+    if figures is not None and figures.gpu_steps_audited:
+        said += (
+            f" {count(figures.gpu_steps_audited)} GPU-steps were computed again on another GPU and agreed "
+            "bit for bit."
+        )
+    real = [r for r in records if not r.synthetic]
+    return " ".join([said, *(f"Incident {r.id}: {end(r)}" for r in real[:3])])
+
+
+def tiles(run: Run | None, records: Sequence[Record]) -> list[Claim]:
+    """The figures that are read first."""
+    found: list[Claim] = []
+    if run is not None and run.figures is not None:
+        f = run.figures
+        share = (
+            f"{100 * f.gpu_steps_audited / f.gpu_steps:.1f} % of {count(f.gpu_steps)}" if f.gpu_steps else ""
+        )
+        found.append(Claim("GPU-steps audited", count(f.gpu_steps_audited), share))
+        found.append(Claim("bytes compared", _size(f.bytes_replayed + f.bytes_of_weights), "bit by bit"))
+        if f.longest_gap is not None:
+            found.append(Claim("steps to catch", count(f.longest_gap), "at most, for a persistent fault"))
+        if f.alarms_at_most is not None:
+            found.append(
+                Claim("alarms per audited step", f"< {_rate(f.alarms_at_most)}", "at 95 %, true or false")
+            )
+        if f.overhead is not None:
+            found.append(Claim("overhead", percent(f.overhead.share), "of audits and weight checks"))
+    if run is not None:
+        found.append(
+            Claim("alarms", str(len(run.alarms)), "of all starts" if run.alarms else "none at any start")
+        )
+    if run is None:
+        alarm = records[0].alarm
+        if alarm is not None:
+            steps = alarm.suspect_window[1] - alarm.suspect_window[0] + 1
+            found.append(
+                Claim("to detect", f"{count(steps)} step{'s' * (steps > 1)}", "at most: the suspect window")
+            )
+        for span in records[0].spans:
+            took = "-" if span.seconds is None else duration(span.seconds)
+            found.append(Claim(f"to {span.name}", took, span.said))
+    return found
+
+
+def what_follows(f: Figures, alarms: int) -> list[Claim]:
+    """What follows from the counts of a run, each with what it rests on."""
+    found = []
+    if f.longest_gap is not None:
+        tail = f.since_last_audit or 0
+        found.append(
+            Claim(
+                "A persistent fault of the audited kind",
+                f"caught within {count(f.longest_gap)} steps",
+                f"Between two passed audits lay at most {count(f.longest_gap)} steps. A fault that was there "
+                "at every step since it began, and shows in what audits compute, cannot have lived longer. "
+                + (
+                    f"The last {count(tail)} steps before the last checkpoint were not audited yet."
+                    if tail
+                    else "The last checkpoint's own step was audited."
+                ),
+            )
+        )
+    else:
+        found.append(
+            Claim("A persistent fault", "no bound", "No audit has passed: only checks 1 and 3 were made.")
+        )
+    if f.alarms_at_most is not None:
+        found.append(
+            Claim(
+                "False alarms",
+                f"fewer than {_rate(f.alarms_at_most)} per audited step, at 95 %",
+                f"{count(alarms)} alarm{'s' * (alarms != 1)} in {count(f.audits + alarms)} audited steps, "
+                "each of which compared all GPUs at once. The bound counts every alarm as if it was false.",
+            )
+        )
+    found.append(
+        Claim(
+            "Weights",
+            f"{count(f.weight_checks)} times equal",
+            f"After {count(f.weight_checks)} updates all replicas were compared and held the same bits, "
+            f"{_size(f.bytes_of_weights)} in all.",
+        )
+    )
+    if f.audits_skipped:
+        found.append(
+            Claim(
+                "Audits that were due and not made",
+                count(f.audits_skipped),
+                "Nothing could be compared at these steps; they count as not audited. The notes say why.",
+            )
+        )
+    return found
+
+
+def audited(f: Figures) -> str:
+    """What was audited, and how."""
+    every = f.schedule.get("audit_every")
+    how = (
+        "with deterministic kernels, and compared loss, outputs and every local gradient"
+        if f.deterministic
+        else "with its default kernels, forward only, and compared loss and outputs"
+    )
+    loss = "" if f.loss_audited or not f.audits else " The loss function itself was not audited."
+    return (
+        f"{count(f.gpu_steps)} GPU-steps were applied from step {count(f.since_step)} to {count(f.step)}, on "
+        f"{f.world_size} GPUs, in {f.starts} start{'s' * (f.starts > 1)}. "
+        + (f"Every {every} steps, and at checkpoints, each" if every else "When asked for, each")
+        + f" GPU computed the micro-batch of a peer again, {how}, bit by bit.{loss}"
+    )
+
+
+def end(record: Record) -> str:
+    """How an incident ended, in a sentence."""
+    if record.closed_at is None:
+        return f"Still open ({record.state})."
+    said = ENDS.get(record.state, f"Left to a person ({record.state}).")
+    if record.state == "REPLACED" and record.new_instance_id:
+        said = f"{record.instance_id} was replaced by {record.new_instance_id}."
+    if record.resumed_from_step is not None:
+        said += f" The job came back from step {count(record.resumed_from_step)}."
+    return said
+
+
+def _because(record: Record) -> str:
+    row = f"decision row {record.row}" if record.row else "no decision row"
+    return f"Because of {row}: {record.reason.rstrip('.')}." if record.reason else ""
+
+
+def count(number: int) -> str:
+    """`1,234,567`."""
+    return f"{number:,}"
+
+
+def _size(number: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB", "TB", "PB"):
+        if number < 1000 or unit == "PB":
+            return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
+        number /= 1000
+    raise AssertionError("unreachable")
+
+
+def _rate(rate: float) -> str:
+    return f"1 in {int(1 / rate):,}" if rate < 0.1 else f"{rate:.2f}"
+
+
+def percent(share: float) -> str:
+    """`12.3 %` of a share of 1."""
+    return f"{100 * share:.1f} %"
+
+
+def when(at: datetime | str | None) -> str:
+    """A moment for people, UTC."""
+    if isinstance(at, datetime):
+        return at.strftime("%Y-%m-%d %H:%M:%S UTC")
+    return str(at or "-").replace("T", " ").replace("Z", " UTC")
