@@ -7,20 +7,23 @@ its decision row says, and the final weights are bit-identical to those of the r
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
-from examples.demo.settings import DemoSettings, fault_environment
+from examples.demo.settings import VARIABLES, DemoSettings, fault_environment
 from examples.injection import plan_from
 from training_agent.contract import ExitCode
 from training_agent.errors import ConfigurationError
 from training_agent.faults import describe
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo that the environment asks for; returns the exit code."""
+    _parser().parse_args(arguments)  # there are none: --help, or a mistake
     if os.environ.get("FAULT") == "list":
         sys.stdout.write(describe() + "\n")
         return 0
@@ -42,6 +45,20 @@ def main() -> int:
     except (RuntimeError, OSError) as e:
         sys.stderr.write(f"the demo could not be finished: {e}\nThe logs are in {settings.out / 'logs'}.\n")
         return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    names = [f"{name}={default}" for name, default, _ in VARIABLES]
+    wide = max(map(len, names))
+    lines = [f"  {n:<{wide}}  {v[2].replace('`', '')}" for n, v in zip(names, VARIABLES, strict=True)]
+    return argparse.ArgumentParser(
+        prog="python -m examples.demo",
+        description="One fault in a training job, all the way round.",
+        epilog="\n".join(["what is asked for, by environment variables (these are the defaults):", *lines, "",
+                          "exit codes: 0 proven, 1 not proven, 2 a mistake in the arguments,",
+                          "  4 cannot be run, 130 stopped"]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
 
 
 def _leave(number: int, _frame: object) -> NoReturn:

@@ -14,6 +14,17 @@ from examples.injection import STATE_DIR_VARIABLE
 from training_agent.errors import ConfigurationError
 
 DEEP_CHECKS = ("pass", "fail", "stuck")
+VARIABLES = (
+    ("FAULT", "forward-x1000", "`FAULT=list` prints them; `none` must end without an alarm"),
+    ("FAULT_RANK", "3", "which rank's GPU is hit"),
+    ("FAULT_STEP", "23", "from which step on"),
+    ("SEED", "0", "which weights and data"),
+    ("NODES", "3", "at least 3"),
+    ("GPUS", "2", "on each node, at least 1"),
+    ("DEEP_CHECK", "pass", "how HyperPod's deep health check ends: `pass`, `fail`, `stuck`"),
+    ("INTERACTIVE", "0", "`1`: you are the approver: open the printed link and decide"),
+    ("OUT", "demo-out", "where the evidence goes; the next run replaces it"),
+)  # name, default, meaning: for `--help` and the README
 MARKER = ".made-by-demo"  # in the demo's own folder
 
 

@@ -1,40 +1,76 @@
 """What the person at the terminal sees: one line per phase, live progress, a short story at the end.
 
-Comes in: phases from `examples.demo.__main__`, the summary from `examples.demo.proof`. Goes out: text.
-Colours and live lines only on a terminal; NO_COLOR is respected (rich does).
+Comes in: phases from `examples.demo.run`, the summary from `examples.demo.proof`. Goes out: text, wrapped at
+words so that no terminal has to. Colours and live lines only on a terminal; rich respects NO_COLOR.
 """
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
+
+TIME = 10  # columns that the seconds take
+LABEL = 11  # columns of the labels at the end
+WIDEST = 110
 
 
 class Story:
     """Prints phases with their seconds, and lines between them."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Console(highlight=False)
         self.started = time.monotonic()
 
-    def line(self, text: str) -> None:
-        """One line, with the seconds since the start."""
-        seconds = time.monotonic() - self.started
-        self.console.print(f"[dim]{seconds:6.1f} s[/dim]  {text}")
+    def line(self, text: str, style: str = "") -> None:
+        """One line, with the seconds since the start; `style` is rich's."""
+        seconds = f"{time.monotonic() - self.started:6.1f} s  "
+        first, *rest = self._wrapped(text, TIME)
+        self._print(Text.assemble((seconds, "dim"), (first, style)))
+        for part in rest:
+            self._print(Text(" " * TIME + part, style))
+
+    def said(self, label: str, text: str, style: str = "") -> None:
+        """One line of the end: a label, and what is to be said."""
+        for i, part in enumerate(self._wrapped(text, LABEL)):
+            self._print(Text(f"{label if i == 0 else '':<{LABEL}}{part}", style))
+
+    def whole(self, text: str) -> None:
+        """As it is, for what is to be copied or clicked."""
+        self.console.print(Text(text), soft_wrap=True)
 
     @contextmanager
     def phase(self, text: str) -> Iterator[Progress]:
         """Show `text` with live progress while the block runs; off a terminal, the start and milestones."""
         self.line(text)
         if self.console.is_terminal:
-            with self.console.status(text) as status:
-                yield Progress(lambda detail: status.update(f"{text}: {detail}"))
+            with self.console.status(Text(text)) as status:
+                yield Progress(lambda detail: status.update(self._short(f"{text}: {detail}")))
             return
         yield Progress(_Milestones(self.line))
+
+    def _wrapped(self, text: str, indent: int) -> list[str]:
+        """Lines that fit beside `indent` columns; a longer word stays whole, for it may be an address."""
+        lines = text.splitlines() or [""]
+        width = max(20, min(self.console.width, WIDEST) - indent)
+        return [
+            part
+            for line in lines
+            for part in textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) or [""]
+        ]
+
+    def _short(self, text: str) -> Text:
+        short = Text(text, no_wrap=True)
+        short.truncate(max(20, self.console.width - 2), overflow="ellipsis")  # beside the spinner
+        return short
+
+    def _print(self, text: Text) -> None:
+        self.console.print(text, soft_wrap=True)
 
 
 class Progress:
@@ -65,31 +101,31 @@ class _Milestones:
 
 def tell(story: Story, summary: Mapping[str, Any], wrong: Sequence[str], cost: str) -> None:
     """The story's end: who was hit, what was seen, when, what it cost, and whether the proof holds."""
-    console = story.console
-    console.print()
+    story.whole("")
     if summary["fault"] == "none":
-        console.print("No fault was injected: no alarm, no incident, no mail; training ran to the end.")
+        story.said("Fault:", "none was injected: no alarm, no incident, no mail; training ran to the end.")
     elif summary["alarm_step"] is not None:
         first, last = summary["suspect_window"]
         verdict = f", verdict {summary['verdict']}" if summary["verdict"] else ""
-        console.print(f"Hit:       {_victims(summary)} by fault {summary['fault']}")
-        console.print(
-            f"Seen:      check {summary['check']} at step {summary['alarm_step']}, names ranks "
-            f"{summary['named_ranks']}{verdict}; suspect window {first}-{last}"
+        story.said("Hit:", f"{_victims(summary)} by fault {summary['fault']}")
+        story.said(
+            "Seen:",
+            f"check {summary['check']} at step {summary['alarm_step']}, names ranks "
+            f"{summary['named_ranks']}{verdict}; suspect window {first}-{last}",
         )
-        console.print(f"Decided:   row {summary['decision_row']}, ended {summary['terminal_state']}")
+        story.said("Decided:", f"row {summary['decision_row']}, ended {summary['terminal_state']}")
         if summary["replaced_instance"]:
-            console.print(f"Replaced:  {summary['replaced_instance']} by {summary['new_instance']}")
-        console.print(
-            f"Came back: from step {summary['resumed_from_step']}, finished {summary['final_step']}"
+            story.said("Replaced:", f"{summary['replaced_instance']} by {summary['new_instance']}")
+        story.said(
+            "Came back:", f"from step {summary['resumed_from_step']}, finished {summary['final_step']}"
         )
     same = summary["weights_identical_to_fault_free_run"]
-    console.print(f"Weights:   {'bit-identical to' if same else 'NOT those of'} the run that was never hit")
-    console.print(f"Cost:      {cost}")
+    story.said("Weights:", f"{'bit-identical to' if same else 'NOT those of'} the run that was never hit")
+    story.said("Cost:", cost)
     for reason in wrong:
-        console.print(f"[bold red]FAILED:[/bold red] {reason}")
+        story.said("FAILED:", reason, "bold red")
     if not wrong:
-        console.print("[bold green]PROVEN[/bold green]")
+        story.said("PROVEN", "", "bold green")
 
 
 def _victims(summary: Mapping[str, Any]) -> str:

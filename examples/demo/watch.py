@@ -179,8 +179,9 @@ class Watch:
             self.alarm_seen = time.monotonic()
             alarm = from_plain(Alarm, detail)
             self.story.line(
-                f"[bold]alarm[/bold] at step {alarm.step}: check {alarm.check.value} names ranks "
-                f"{list(alarm.named_ranks)}, window {alarm.suspect_window[0]}-{alarm.suspect_window[1]}"
+                f"alarm at step {alarm.step}: check {alarm.check.value} names ranks "
+                f"{list(alarm.named_ranks)}, window {alarm.suspect_window[0]}-{alarm.suspect_window[1]}",
+                "bold",
             )
         elif kind == DetailType.NODE_REGISTERED.value:
             registration = from_plain(NodeRegistration, detail)
@@ -204,7 +205,7 @@ class Watch:
         page = approver.read(link)
         self._pages.append(page.html)
         if self.settings.interactive:
-            self.story.console.print(f"\n{mail.body}\n\nOpen the link above in a browser and decide.\n")
+            self.story.whole(f"\n{mail.body}\n\nOpen the link above in a browser and decide.\n")
             return
         named = INSTANCE_ID.search(mail.subject + "\n" + mail.body)
         if named is None:
