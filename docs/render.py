@@ -1,7 +1,8 @@
-"""Writes what the README takes from the code: `python -m docs.render`, after a change of table or mail.
+"""Writes what documents take from the code: `python -m docs.render`, when a table, mail or docstring changes.
 
-In: the decision table, and the mail of a sample question. Out: README.md between its markers; a test fails
-when it is stale. With `--picture`: the picture of the page that `make test-browser` took, into docs/images.
+In: the decision table, the mail of a sample question, the demo's variables, the modules' docstrings. Out:
+README.md and docs/architecture.md between their markers; a test fails when they are stale. With `--pictures`:
+those that `make test-browser` took, into docs/images. With `--demo FILE`: the output of `make demo`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from docs import architecture
+from examples.demo.settings import VARIABLES
 from lambdas.domain import mails
 from lambdas.domain.decision_table import TABLE
 from tests.unit.lambdas.questions import approval_of, incident_of
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-TAKEN, PICTURE = ROOT / "out" / "browser" / "readme.png", ROOT / "docs" / "images" / "review.png"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+TAKEN, IMAGES = ROOT / "out" / "browser", ROOT / "docs" / "images"
+PICTURES = {"readme.png": "review.png", "report.png": "report.png"}  # as taken, as shown
 URL = "https://abcde12345.execute-api.us-east-1.amazonaws.com"
 
 
@@ -39,32 +44,55 @@ def mail() -> str:
     return f"```\nSubject: {subject}\n\n{body}```\n"
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"decision table": decision_table, "mail": mail}
+def variables() -> str:
+    """What the demo is asked for."""
+    lines = ["| variable | default | meaning |", "|---|---|---|"]
+    lines += [f"| `{name}` | {default} | {meaning} |" for name, default, meaning in VARIABLES]
+    return "\n".join(lines) + "\n"
 
 
-def rendered(text: str) -> str:
-    """`text` with each block current between its markers.
+BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
+    README: {"decision table": decision_table, "mail": mail, "variables": variables},
+    ARCHITECTURE: {"modules": architecture.table},
+}
+
+
+def rendered(path: Path) -> str:
+    """A document with each block current between its markers.
 
     Raises:
         ValueError: a block's markers are not there exactly once.
     """
-    for name, block in BLOCKS.items():
-        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-        if text.count(begin) != 1 or text.count(end) != 1:
-            raise ValueError(f"README.md: {begin.strip()} ... {end} must stand there once")
-        before, rest = text.split(begin)
-        text = before + begin + block() + end + rest.split(end)[1]
+    text = path.read_text()
+    for name, block in BLOCKS[path].items():
+        text = put(text, name, block(), path)
     return text
 
 
+def put(text: str, name: str, block: str, path: Path) -> str:
+    """`text` with one block between its markers."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"{path.name}: {begin.strip()} ... {end} must stand there once")
+    before, rest = text.split(begin)
+    return before + begin + block + end + rest.split(end)[1]
+
+
 def main(arguments: list[str]) -> int:
-    README.write_text(rendered(README.read_text()))
-    if "--picture" in arguments:
-        if not TAKEN.exists():
-            print(f"no {TAKEN.relative_to(ROOT)}: run make test-browser first", file=sys.stderr)  # noqa: T201
-            return 1
-        PICTURE.parent.mkdir(exist_ok=True)
-        shutil.copyfile(TAKEN, PICTURE)
+    for path in BLOCKS:
+        path.write_text(rendered(path))
+    if "--demo" in arguments:
+        log = Path(arguments[arguments.index("--demo") + 1]).read_text()
+        lines = [line.rstrip() for line in log.splitlines() if "  ... " not in line]
+        block = "```\n" + "\n".join(lines).strip("\n") + "\n```\n"
+        README.write_text(put(README.read_text(), "demo", block, README))
+    if "--pictures" in arguments:
+        IMAGES.mkdir(exist_ok=True)
+        for taken, shown in PICTURES.items():
+            if not (TAKEN / taken).exists():
+                print(f"no {TAKEN / taken}: run make test-browser first", file=sys.stderr)  # noqa: T201
+                return 1
+            shutil.copyfile(TAKEN / taken, IMAGES / shown)
     return 0
 
 

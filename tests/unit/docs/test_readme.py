@@ -1,13 +1,33 @@
-"""What the README says must be what the code does."""
+"""What README and architecture say must be what the code does."""
 
 from __future__ import annotations
 
-from docs.render import PICTURE, README, ROOT, rendered
+import re
+
+from docs import architecture
+from docs.render import ARCHITECTURE, IMAGES, PICTURES, README, ROOT, rendered
 
 
-def test_decision_table_and_mail_in_the_readme_are_those_of_the_code() -> None:
-    text = README.read_text()
-    assert rendered(text) == text, "run python -m docs.render"
+def test_decision_table_mail_and_variables_in_the_readme_are_those_of_the_code() -> None:
+    assert rendered(README) == README.read_text(), "run python -m docs.render"
+
+
+def test_the_data_flow_table_has_every_module_once_and_no_other() -> None:
+    table = ARCHITECTURE.read_text().split("<!-- modules -->")[1]
+    found = []
+    for part in table.split("\n### ")[1:]:
+        folder = re.search(r"`([\w/]+)`$", part.splitlines()[0])
+        assert folder is not None
+        found += [f"{folder[1]}/{name}.py" for name in re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE)]
+    listed = [m for folder in architecture.every_folder() for m in architecture.modules(folder)]
+    assert sorted(found) == sorted(listed), "run python -m docs.render"
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    flows = [architecture.flow(m) for f, _ in architecture.parts() for m in architecture.modules(f)]
+    assert [f.module for f in flows if not f.decides] == []
+    told = [f for f in flows if f.receives and f.emits]
+    assert len(told) > 0.6 * len(flows)
 
 
 def test_the_readme_shows_real_output_of_the_demo() -> None:
@@ -16,9 +36,11 @@ def test_the_readme_shows_real_output_of_the_demo() -> None:
     assert text.count("\nPROVEN\n") == 1
 
 
-def test_the_picture_of_the_page_is_there_and_small() -> None:
-    assert str(PICTURE.relative_to(ROOT)) in README.read_text()
-    assert PICTURE.read_bytes().startswith(b"\x89PNG") and PICTURE.stat().st_size < 300_000
+def test_the_pictures_are_there_and_small() -> None:
+    for name in PICTURES.values():
+        picture = IMAGES / name
+        assert str(picture.relative_to(ROOT)) in README.read_text()
+        assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size < 300_000
 
 
 def test_the_plain_loop_changes_in_ten_lines_which_make_examples_runs() -> None:
