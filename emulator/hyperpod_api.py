@@ -181,7 +181,11 @@ def _operation(c: HyperPod, o: Operation) -> Parameters:
 
 def _list_operations(c: HyperPod, p: Parameters) -> Parameters:
     found = [
-        o for o in c.operations if p.get("Type") in (None, o.kind) and p.get("Status") in (None, o.status)
+        o
+        for o in c.operations
+        if p.get("Type") in (None, o.kind)
+        and p.get("Status") in (None, o.status)
+        and ("CreationTimeAfter" not in p or o.created.timestamp() > float(p["CreationTimeAfter"]))
     ]
     if p.get("SortOrder") != "Ascending":
         found.reverse()

@@ -153,7 +153,9 @@ PERMISSIONS: Mapping[str, tuple[Allow, ...]] = {
     ),
     "decide": (ROWS, HISTORY, SWITCHES, NEWS),
     "confirm": (
-        _cluster("StartClusterHealthCheck", "ListClusterNodes", "ListClusterOperations"),
+        _cluster(
+            "StartClusterHealthCheck", "ListClusterNodes", "ListClusterOperations", "DescribeClusterOperation"
+        ),
         *KUBERNETES,
         ROWS,
         HISTORY,

@@ -43,6 +43,10 @@ class Incidents(Protocol):
         """Keep once per delivery key and attempt; a later attempt of the job counts as a restart."""
         ...
 
+    def occurrences(self, incident_id: str) -> tuple[tuple[str, int], ...]:
+        """Delivery key and attempt of all that was appended as evidence, oldest first."""
+        ...
+
     def open_incidents(self) -> tuple[str, ...]:
         """Ids of all that have not ended, and of some that just did."""
         ...
@@ -147,8 +151,8 @@ class Cluster(Protocol):
         ...
 
     def start_health_check(self, group: str, instance_id: str, checks: tuple[str, ...]) -> None: ...
-    def check_superseded(self, instance_id: str) -> bool:
-        """Does HyperPod say that the newest check of this instance was superseded? Unknown is no."""
+    def check_superseded(self, group: str, instance_id: str, asked_at: datetime) -> bool:
+        """Was the check superseded that we asked for then, whatever others run? Unknown is no."""
         ...
 
 

@@ -67,11 +67,10 @@ class Judge:
         return subjects
 
     def _is_free(self, entry: QuarantineEntry, rows: dict[str, Row]) -> bool:
-        found = [rows[s] for s in _subjects_of(entry) if s in rows]
-        # An alarm that names nobody is one incident of the job: its row then speaks for the places involved.
-        job = rows.get(job_subject(self._settings.job.uid))
-        found = found or ([job] if job else [])
-        return any(r.releases(entry) for r in found)
+        # An alarm that names nobody is one incident of the job: its row then speaks for the places involved,
+        # also where an earlier alarm has left a row of their own.
+        subjects = [*_subjects_of(entry), job_subject(self._settings.job.uid)]
+        return any(rows[s].releases(entry) for s in subjects if s in rows)
 
     def _without_table(
         self, accused: tuple[QuarantineEntry, ...], places: tuple[Place, ...], why: TableUnreadableError

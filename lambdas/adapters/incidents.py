@@ -83,6 +83,11 @@ class IncidentTable:
         return saved
 
     def append_evidence(self, incident_id: str, key: str, attempt: int, text: str, at: datetime) -> None:
+        # Beside the text, which can be long; before it, for a retry that finds the text writes nothing more.
+        name = {"delivery_key": key, "attempt": attempt, "at": stamp(at)}
+        self._table.put(
+            {**_key(incident_id, f"occurrence#{key}#{attempt:06d}"), **name}, "attribute_not_exists(pk)"
+        )
         item = {**_key(incident_id, f"evidence#{key}#{attempt:06d}"), "text": text, "at": stamp(at)}
         item["end"] = "DUPLICATE"  # of the event: it opened no incident
         if not self._table.put(item, "attribute_not_exists(pk)"):
@@ -93,6 +98,13 @@ class IncidentTable:
             {":one": 1, ":key": key, ":attempt": attempt},
             "delivery_key = :key AND attempt < :attempt",
         )
+
+    def occurrences(self, incident_id: str) -> tuple[tuple[str, int], ...]:
+        items = self._table.query(
+            "pk = :pk AND begins_with(sk, :occurrence)",
+            {":pk": f"incident#{incident_id}", ":occurrence": "occurrence#"},
+        )
+        return tuple((i["delivery_key"], i["attempt"]) for i in sorted(items, key=lambda i: str(i["at"])))
 
     def open_incidents(self) -> tuple[str, ...]:
         return tuple(str(i["sk"]) for i in self._table.query("pk = :pk", {":pk": OPEN}))

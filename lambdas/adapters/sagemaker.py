@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator
+from datetime import datetime, timedelta
 from typing import Any
 
 import boto3
@@ -16,10 +18,12 @@ from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError
 
 from training_agent.contract import INSTANCE_ID_PATTERN
 
-from ..domain.errors import OutcomeUnknownError, PipelineError, RefusedError, UnavailableError
+from ..domain.errors import OutcomeUnknownError, RefusedError, UnavailableError
 from ..domain.times import stamp
 from ..domain.world import ClusterFacts, ClusterNode, ReplaceAnswer
 from .aws import client, translated
+
+SAME_CLOCK = timedelta(seconds=5)  # moments of ours against HyperPod's
 
 
 @functools.cache
@@ -44,6 +48,11 @@ class HyperPod:
                 g["InstanceGroupName"]: tuple(g.get("OnStartDeepHealthChecks", ()))
                 for g in answer.get("InstanceGroups", ())
             },
+            complete=frozenset(
+                g["InstanceGroupName"]
+                for g in answer.get("InstanceGroups", ())
+                if isinstance(g.get("TargetCount"), int) and g.get("CurrentCount", -1) >= g["TargetCount"]
+            ),
             karpenter=answer.get("AutoScaling", {}).get("AutoScalerType") == "Karpenter",
         )
 
@@ -80,17 +89,40 @@ class HyperPod:
                 ClusterName=self._name, DeepHealthCheckConfigurations=[configuration]
             )
 
-    def check_superseded(self, instance_id: str) -> bool:
+    def check_superseded(self, group: str, instance_id: str, asked_at: datetime) -> bool:
         """ListClusterOperations is weeks old and optional: where it is not there, nothing is known."""
         try:
-            with translated("ListClusterOperations"):
-                listed = client("sagemaker").list_cluster_operations(
-                    ClusterName=self._name, Type="DeepHealthCheck", SortBy="CreationTime",
-                    SortOrder="Descending", MaxResults=1,
-                )["ClusterOperationSummaries"]  # fmt: skip
-        except PipelineError:
+            for operation in self._checks_since(asked_at - SAME_CLOCK):
+                if self._covers(operation["OperationId"], group, instance_id):
+                    return bool(operation["Status"] == "Superseded")  # the first after it was asked for: ours
+        except RefusedError:
             return False
-        return bool(listed) and listed[0].get("Status") == "Superseded"
+        return False
+
+    def _checks_since(self, since: datetime) -> Iterator[dict[str, Any]]:
+        """Deep health checks of the cluster, oldest first, all pages; whoever started them."""
+        page: dict[str, str] = {}
+        while True:
+            with translated(f"ListClusterOperations {self._name}"):
+                answer = client("sagemaker").list_cluster_operations(
+                    ClusterName=self._name, Type="DeepHealthCheck", CreationTimeAfter=since,
+                    SortBy="CreationTime", SortOrder="Ascending", MaxResults=100, **page,
+                )  # fmt: skip
+            yield from answer["ClusterOperationSummaries"]
+            if not answer.get("NextToken"):
+                return
+            page = {"NextToken": answer["NextToken"]}
+
+    def _covers(self, operation_id: str, group: str, instance_id: str) -> bool:
+        """A configuration that lists no instances is about its whole group."""
+        with translated(f"DescribeClusterOperation {operation_id}"):
+            answer = client("sagemaker").describe_cluster_operation(
+                ClusterName=self._name, OperationId=operation_id
+            )
+        return any(
+            one.get("InstanceGroupName") == group and instance_id in (one.get("InstanceIds") or [instance_id])
+            for one in answer.get("DeepHealthCheckDetails", ())
+        )
 
     def replace(self, instance_id: str) -> ReplaceAnswer:
         _check_id(instance_id)

@@ -141,6 +141,9 @@ TABLE: tuple[Row, ...] = (
     Row("X0", "anything else", "unknown", Contain.HOLD, (), Then.RESUME, False, None),
 )  # fmt: skip
 
+SUCCEEDED = (
+    "evidence against one of its nodes came in since: an incident of that node takes it over and decides"
+)
 ROWS: dict[str, Row] = {row.id: row for row in TABLE}
 STRENGTH = ("S1", "C1", "W1", "V1", "C2", "V3", "V2", "N1", "V4", "W2", "R1", "X0", "N0")
 _V3_BECOMES = {
@@ -172,6 +175,7 @@ class Facts:
     audit_failed: bool = False  # a targeted audit on the node computed wrong again
     telemetry_read: bool = False
     one_node: bool = True  # the incident is that of a node, not of a job
+    succeeded: bool = False  # an incident that names one of its nodes waits to take it over
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +222,8 @@ def decide(findings: tuple[Finding, ...], facts: Facts) -> Decision:
         return Decision(row, Next.HUMAN, "the node's cordon is not ours: whoever set or removed it decides")
     if facts.deep_check is CheckResult.NODE_GONE:
         return Decision(row, Next.HUMAN, "the node vanished during the check: HyperPod replaced it by itself")
+    if facts.succeeded:
+        return Decision(row, Next.HUMAN, f"{row.id}: {row.meaning}; {SUCCEEDED}")
     if row.then is Then.DECIDE_AGAIN:
         return Decision(row, Next.CONFIRM, "the agent's second confirmation has to be read")
     if _unread(row, facts):
@@ -235,7 +241,8 @@ def _unread(row: Row, facts: Facts) -> bool:
 
 def wants_check(row: Row, facts: Facts) -> bool:
     """Would a deep health check tell more than what is known?"""
-    return Confirm.DEEP_CHECK in row.confirm and not facts.repeats and not facts.audit_failed
+    known = facts.repeats or facts.audit_failed or facts.succeeded
+    return Confirm.DEEP_CHECK in row.confirm and not known
 
 
 def _after_confirm(row: Row, facts: Facts) -> Decision:

@@ -179,7 +179,7 @@ class Incident:
     asks: int = 0  # approvals so far; each has an id of its own
     asking: Action = Action.REPLACE  # what the newest of them is for
     joined: tuple[str, ...] = ()  # incidents whose located evidence counts here, oldest first
-    restarts: tuple[int, ...] = ()  # later attempts of the job in which the same alarm came again
+    restarts: tuple[int, ...] = ()  # attempts with the same alarm; since this version rows of their own
     decided_on: int = 0  # how many of them the last decision had seen
     synthetic: bool = False  # a fire drill: walks the path, touches nothing, can never replace
     telemetry: tuple[str, ...] | None = None  # lines around the alarm; None: not read

@@ -56,6 +56,7 @@ class ClusterFacts:
     node_recovery: str  # "Automatic" (HyperPod's default) or "None"
     on_start_checks: dict[str, tuple[str, ...]]  # by group: are newcomers screened?
     karpenter: bool = False  # nodes come and go with the demand of pods
+    complete: frozenset[str] = frozenset()  # groups that have as many instances as they are meant to
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Protocol
 
 from training_agent.contract import Mode, gpu_subject, instance_subject, job_subject, occurrence_key
 
@@ -19,10 +20,11 @@ from ..domain.times import moment, stamp
 from ..domain.world import HistoryEntry
 from ..ports import Bus, Clock, Controls, Incidents, Kubernetes, Quarantine
 from ..settings import ContainSettings
-from .effects import cordon, evict_job, permit, predecessor, require_admission_policy
-from .outcome import StepResult, Took, alarm_of, evidence_of, facts_of, record
+from .effects import Permitted, cordon, evict_job, permit, predecessor, require_admission_policy
+from .outcome import StepResult, Took, alarm_of, evidence_of, facts_of, joined_by, record
 
 NODES_PER_DAY = 3  # different nodes that one job may have contained by its word
+MAX_OCCURRENCES = 1000  # the newest that an incident sets free: a row of the table is bounded
 NODES_SHARE_PER_DAY = 0.05  # of the job's nodes, where that is more
 
 
@@ -39,6 +41,7 @@ class Needs:
 
 def run(needs: Needs, incident_id: str) -> StepResult:
     incident = needs.incidents.get(incident_id)
+    incident.to(State.CONTAINED)  # raises, before anything is touched, where the flow has no such step
     alarm = alarm_of(needs.incidents, incident)
     control = needs.controls.read()
     mode = effective_mode(needs.settings.mode, control)
@@ -56,9 +59,8 @@ def run(needs: Needs, incident_id: str) -> StepResult:
         record(needs, incident, incident.to(State.CONTAINED), story)
         return StepResult("contained", story)
     permit(needs, Mode.CONTAIN, f"containment by '{row.contain.value}'")
-    if row.blames_node:
-        _require_quota(needs, incident, min(alarm.nodes, incident.nodes))
     if row.contain in (Contain.CORDON, Contain.ISOLATE):
+        _require_quota(needs, incident, min(alarm.nodes, incident.nodes))
         for target in incident.targets:
             require_admission_policy(needs, target)
     # Noted first: a containment that breaks off half-way has touched something all the same.
@@ -71,15 +73,22 @@ def run(needs: Needs, incident_id: str) -> StepResult:
 
 
 def _require_quota(needs: Needs, incident: Incident, nodes: int) -> None:
-    """A trainer that accuses one peer after the other is not believed without end.
+    """A trainer that accuses its peers, one after the other or all at once, is not believed without end.
+
+    Counted are the nodes that it named, and those that were contained because it named nobody.
 
     Raises:
-        NeedsHumanError: this job named more different nodes in a day than bad GPUs can explain.
+        NeedsHumanError: these are more in a day than bad GPUs can explain.
     """
     since = stamp(moment(incident.opened_at) - timedelta(days=1))
-    named = {e.what for e in needs.incidents.history(f"job#{incident.job.uid}", since)}
+    unnamed = f"suspects#{incident.job.uid}"
+    earlier = (e for s in (f"job#{incident.job.uid}", unnamed) for e in needs.incidents.history(s, since))
+    here = {t.node for t in incident.targets}
+    named = here | {e.what for e in earlier}
     if len(named) > max(NODES_PER_DAY, NODES_SHARE_PER_DAY * nodes):
-        raise NeedsHumanError(f"this job named {len(named)} nodes in a day: this one was not touched")
+        raise NeedsHumanError(f"this job accused {len(named)} nodes in a day: nothing was touched")
+    for node in sorted(here) if incident.node is None else ():
+        needs.incidents.remember(HistoryEntry(unnamed, incident.id, node, incident.opened_at))
 
 
 def subjects(incident: Incident) -> tuple[str, ...]:
@@ -91,12 +100,41 @@ def subjects(incident: Incident) -> tuple[str, ...]:
 
 
 def occurrences(incidents: Incidents, incident: Incident) -> tuple[str, ...]:
-    """What its quarantine rows carry, as the agent's entries do: each alarm in each attempt, newest last."""
-    return tuple(
-        occurrence_key(one.delivery_key, attempt)
-        for one in (incident, *map(incidents.get, incident.joined))
+    """What its quarantine rows carry, as the agent's entries do: each alarm in each attempt, newest last.
+
+    All that came in while it was open, also what it did not decide with: no job waits for what has ended.
+    """
+    seen = incidents.occurrences(incident.id)[-MAX_OCCURRENCES:]
+    known = (
+        (one.delivery_key, attempt)
+        for one in (incident, *joined_by(incidents, incident))
         for attempt in (one.job.attempt, *one.restarts)
     )
+    return tuple(occurrence_key(*one) for one in (*(k for k in known if k not in seen), *seen))
+
+
+class Freeing(Permitted, Protocol):
+    @property
+    def incidents(self) -> Incidents: ...
+    @property
+    def quarantine(self) -> Quarantine: ...
+    @property
+    def clock(self) -> Clock: ...
+
+
+def release_quarantine(needs: Freeing, incident: Incident) -> list[str]:
+    """Let go all that it holds; the subjects that another incident holds on to.
+
+    Raises:
+        HaltedError: the kill switch is on, or the mode too low.
+    """
+    permit(needs, Mode.CONTAIN, "release of the quarantine")
+    keys, now = occurrences(needs.incidents, incident), needs.clock.now()
+    held = []
+    for subject in subjects(incident):
+        if not needs.quarantine.release(subject, keys, incident.id, now):
+            held.append(subject)
+    return held
 
 
 def _inherit(needs: Needs, incident: Incident, former: Incident, target: Target) -> None:
@@ -111,11 +149,10 @@ def _inherit(needs: Needs, incident: Incident, former: Incident, target: Target)
 
 
 def _contain(needs: Needs, incident: Incident, row: Row) -> tuple[tuple[Target, ...], str]:
-    now, keys = needs.clock.now(), occurrences(needs.incidents, incident)
     if row.contain is Contain.NOTHING:
-        for subject in subjects(incident):
-            needs.quarantine.release(subject, keys, incident.id, now)
+        release_quarantine(needs, incident)
         return incident.targets, f"{row.id}: nothing is contained, the job need not wait"
+    now, keys = needs.clock.now(), occurrences(needs.incidents, incident)
     for subject in subjects(incident):
         needs.quarantine.hold(subject, keys, incident.id, now)
     if row.contain is Contain.HOLD:

@@ -11,13 +11,16 @@ from math import ceil
 
 from training_agent.contract import Mode, gpu_subject, instance_subject
 
-from ..domain.decision_table import Decision, Facts, Next
+from ..domain.decision_table import Decision, Facts, Next, evaluate
 from ..domain.decision_table import decide as decide_row
 from ..domain.incident import CheckResult, Incident, State
 from ..domain.world import HistoryEntry
 from ..ports import Bus, Clock, Controls, Incidents
 from ..settings import DecideSettings
-from .outcome import StepResult, alarm_of, evidence_of, facts_of, record
+from .outcome import StepResult, alarm_of, evidence_of, facts_of, findings_of, record
+from .replace import INTERNAL
+
+FAILED_ONCE = "; HyperPod failed inside when it was asked: look at the node before you approve again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +34,15 @@ class Needs:
 
 def run(needs: Needs, incident_id: str) -> StepResult:
     incident = needs.incidents.get(incident_id)
+    incident.to(State.DECIDED)  # raises, before history is written, where the flow has no such step
     alarm = alarm_of(needs.incidents, incident)
     facts = facts_of(needs.incidents, incident, alarm, needs.settings.mode, needs.controls.read())
-    decision = decide_row(evidence_of(needs.incidents, incident, alarm), facts)
-    if decision.row.blames_node and not incident.synthetic:
-        _remember(needs, incident, decision.row.id)
+    evidence = evidence_of(needs.incidents, incident, alarm)
+    decision = decide_row(evidence, facts)
+    # What joined an incident of several nodes may blame one of them: the others are not accused of it.
+    blamed = evaluate(evidence if incident.node is not None else findings_of(alarm, incident), facts)
+    if blamed.blames_node and not incident.synthetic:
+        _remember(needs, incident, blamed.id)
     rows = incident.decided_rows
     if not rows or rows[-1] != decision.row.id:
         rows = (*rows, decision.row.id)
@@ -43,7 +50,7 @@ def run(needs: Needs, incident_id: str) -> StepResult:
         incident,
         decision_row=decision.row.id,
         decided_rows=rows,
-        decision_reason=decision.reason,
+        decision_reason=decision.reason + (FAILED_ONCE if incident.tries.get(INTERNAL) else ""),
         decided_on=len(incident.joined),
     ).to(State.DECIDED)
     if decision.next is Next.APPROVE:  # a question of its own, with an id of its own

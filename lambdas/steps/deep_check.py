@@ -4,6 +4,7 @@ Used by `confirm`. A check is not harmless: under NodeRecovery Automatic it may 
 by itself, so a human approves it first, by name. No API tells a check's result: labels and status are polled,
 and Running means passed only after the check was seen in progress. Labels outlive their check, so the one
 that stood before the start is saved before the start: a check that never ran says nothing about its node.
+Nor does one that somebody else's check has superseded, however that one ends.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from training_agent.contract import Mode
 
 from ..domain.approval import Action, require_approved
 from ..domain.decision_table import Row
-from ..domain.errors import HaltedError, NeedsHumanError, RefusedError
+from ..domain.errors import HaltedError, NeedsHumanError, RefusedError, WorldChangedError
 from ..domain.incident import CheckResult, DeepCheck, Incident, Target
 from ..domain.messages import check_command
 from ..domain.times import moment
+from ..domain.world import ClusterNode
 from ..ports import Approvals, Cluster
 from ..settings import ConfirmSettings
 from .effects import Hands, job_pods, ours, permit
@@ -70,9 +72,9 @@ def _start(needs: Checkers, incident: Incident, target: Target, checks: tuple[st
         return _wait(incident, "the job's pods have not left the node")
     if _another_runs(needs, incident, target):
         return _wait(incident, "another check runs in this cluster")
-    member = next((n for n in needs.cluster.nodes() if n.instance_id == target.instance_id), None)
-    if member is None or moment(member.launch_time) != moment(target.launch_time):
-        return _ended(incident, CheckResult.NODE_GONE, f"{target.instance_id} is gone or launched again")
+    member = _member(needs, target)
+    if member is None:
+        return _ended(incident, CheckResult.NODE_GONE, f"{target.instance_id} is gone")
     if needs.incidents.effect(incident.id, EFFECT) is not None:
         # A retry after a crash: the intent stands, so it may have been started. Look, never start again.
         return _poll(needs, _running(incident))
@@ -121,7 +123,8 @@ def _another_runs(needs: Checkers, incident: Incident, target: Target) -> bool:
 def _unapproved(needs: Checkers, incident: Incident) -> Incident | None:
     """Under Automatic: None when a human approved this check of this node, in time; otherwise what to do."""
     approval = needs.approvals.get(incident.approval_id) if incident.approval_id else None
-    if approval is None or approval.action is not Action.DEEP_CHECK or not approval.decided:
+    expired = approval is not None and approval.expired(needs.clock.now())  # while it waited for its turn
+    if approval is None or approval.action is not Action.DEEP_CHECK or not approval.decided or expired:
         note = "NodeRecovery is Automatic: the check itself may replace the node, so a human approves it"
         return _ended(incident, CheckResult.NEEDS_APPROVAL, note)
     try:
@@ -133,7 +136,7 @@ def _unapproved(needs: Checkers, incident: Incident) -> Incident | None:
 
 def _poll(needs: Checkers, incident: Incident) -> Incident:
     target, check = incident.targets[0], incident.deep_check
-    member = next((n for n in needs.cluster.nodes() if n.instance_id == target.instance_id), None)
+    member = _member(needs, target)
     node = needs.kubernetes.node(target.node)
     if member is None or node is None:
         return _ended(incident, CheckResult.NODE_GONE, f"{target.instance_id} vanished during the check")
@@ -141,6 +144,8 @@ def _poll(needs: Checkers, incident: Incident) -> Incident:
     in_progress = label == LABEL_IN_PROGRESS or member.status == IN_PROGRESS
     changed = check.snapshot and label is not None and label != check.before_label
     seen = check.seen_in_progress or in_progress or changed
+    if not in_progress and _superseded(needs, incident, target):
+        return _ended(incident, CheckResult.SUPERSEDED, "another check took its place: its label is not ours")
     if seen and not in_progress:
         if label == "Failed":
             return _ended(incident, CheckResult.FAILED, "label Failed")
@@ -148,13 +153,32 @@ def _poll(needs: Checkers, incident: Incident) -> Incident:
             return _ended(incident, CheckResult.PASSED, f"Running again, label {label}")
         return _ended(incident, CheckResult.FAILED, f"the instance is {member.status} after the check")
     polls = check.polls + 1
-    if not seen and needs.cluster.check_superseded(target.instance_id):
-        return _ended(incident, CheckResult.SUPERSEDED, "another check of the cluster took its place")
     if not seen and polls >= MAX_UNSEEN_POLLS:
         return _ended(incident, CheckResult.NEVER_STARTED, f"not seen in progress in {polls} looks")
     if polls >= MAX_POLLS:
         return _ended(incident, CheckResult.STUCK, f"still in progress after {polls} looks")
     return replace(incident, deep_check=replace(check, polls=polls, seen_in_progress=seen, note=""))
+
+
+def _member(needs: Checkers, target: Target) -> ClusterNode | None:
+    """The suspect instance, None when it is gone.
+
+    Raises:
+        WorldChangedError: it was launched again, by a person or by HyperPod: what is seen there is not of
+            the node that was accused.
+    """
+    member = next((n for n in needs.cluster.nodes() if n.instance_id == target.instance_id), None)
+    if member is not None and moment(member.launch_time) != moment(target.launch_time):
+        raise WorldChangedError(f"{target.instance_id} was launched again since the alarm")
+    return member
+
+
+def _superseded(needs: Checkers, incident: Incident, target: Target) -> bool:
+    """Ours, told from other people's by the moment in which it was asked for."""
+    asked = needs.incidents.effect(incident.id, EFFECT)
+    return asked is not None and needs.cluster.check_superseded(
+        target.group, target.instance_id, moment(asked.at)
+    )
 
 
 def _wait(incident: Incident, note: str) -> Incident:

@@ -7,7 +7,7 @@ acted on, the bus hears of it too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from training_agent.contract import Alarm, ContractError, DetailType, decode, delivery_key, encode
@@ -15,6 +15,7 @@ from training_agent.contract import Alarm, ContractError, DetailType, decode, de
 from ..domain import findings
 from ..domain.decision_table import Facts, systemic
 from ..domain.drill import is_drill
+from ..domain.errors import ConflictError
 from ..domain.incident import REJECTED, Incident, State, evidence_hash, execution_name, incident_id
 from ..domain.times import moment, stamp
 from ..domain.world import Delivery, HistoryEntry
@@ -22,12 +23,11 @@ from ..ports import Bus, Clock, Incidents, Registrations, Workflow
 from ..settings import IngestSettings
 from . import audit_result
 from .envelope import detail_type_of, open_envelope
-from .outcome import amend
 
 MAX_CLOCK_AHEAD = timedelta(minutes=15)  # nodes' clocks may be ten minutes off
 MAX_NAME = 256
 ALARMS_PER_HOUR = 20  # different ones, of one job
-MAX_RESTARTS = 20  # attempts that are remembered; later ones are evidence all the same
+UNREGISTERED = " of jobs that nobody verified"  # no job's uid
 QUOTA_WINDOW = timedelta(hours=1)
 
 
@@ -74,7 +74,7 @@ def run(needs: Needs, body: str) -> Ingested:
         needs.bus.state_changed(_news(alarm, None, None, REJECTED, untimely))
         return Ingested(rejected=untimely)
     if not _within_quota(needs, alarm, now):
-        reason = f"more than {ALARMS_PER_HOUR} different alarms of one job within an hour"
+        reason = f"over {ALARMS_PER_HOUR} different alarms an hour of one job, or of jobs nobody verified"
         needs.incidents.reject(reason, "SDC Alarm", body[:1000], now)
         return Ingested(rejected=reason)
     groups = findings.group(alarm)
@@ -107,8 +107,12 @@ def _audit_result(needs: Needs, body: str, now: datetime) -> Ingested:
 
 
 def _within_quota(needs: Needs, alarm: Alarm, now: datetime) -> bool:
-    """One job that floods cannot hide another, nor open incidents without end."""
-    subject = f"alarms#{alarm.job.uid}"
+    """One job that floods cannot hide another, nor open incidents without end.
+
+    Jobs without a verified node share one quota: their names cost nothing, and each of their alarms a mail.
+    """
+    known = needs.registrations.nodes(alarm.job.uid, alarm.job.attempt) > 0
+    subject = f"alarms#{alarm.job.uid if known else UNREGISTERED}"
     recent = {e.what for e in needs.incidents.history(subject, stamp(now - QUOTA_WINDOW))}
     key = delivery_key(alarm)
     if key not in recent and len(recent) >= ALARMS_PER_HOUR:
@@ -177,13 +181,13 @@ def _take(needs: Needs, alarm: Alarm, group: findings.Group, named: int, now: da
             return _append(needs, current, alarm, now), False
     text = encode(alarm)
     incident = _new(alarm, key, group, earlier, named, evidence_hash(text), now)
+    if group.node is not None:  # first: a retry finds the incident and writes no more
+        entry = HistoryEntry(f"job#{alarm.job.uid}", incident.id, group.node, incident.opened_at)
+        needs.incidents.remember(entry)
     if not needs.incidents.open(incident, text, earlier):
         again = needs.incidents.delivery(key, group.node)  # somebody was faster: append to theirs
         assert again is not None
         return _append(needs, needs.incidents.get(again.incident_id), alarm, now), False
-    if group.node is not None:
-        entry = HistoryEntry(f"job#{alarm.job.uid}", incident.id, group.node, incident.opened_at)
-        needs.incidents.remember(entry)
     story = f"{alarm.check.value} alarm at step {alarm.step}"
     needs.bus.state_changed(_news(alarm, incident.id, group.node, State.OPENING.value, story))
     needs.workflow.start(incident.id, execution_name(incident))
@@ -198,21 +202,19 @@ def _let_go(current: Incident) -> bool:
 
 
 def _append(needs: Needs, current: Incident, alarm: Alarm, now: datetime) -> str:
-    """Keep a duplicate or a restart as evidence; start again what never started."""
+    """Keep a duplicate or a restart as evidence; start again what never started.
+
+    Raises:
+        ConflictError: it has ended in between, and sets only those occurrences free that it has seen. The
+            queue delivers the alarm again, which then opens an incident of its own.
+    """
     attempt = alarm.job.attempt
     needs.incidents.append_evidence(current.id, delivery_key(alarm), attempt, encode(alarm), now)
-    if attempt > current.job.attempt:  # each attempt's own record of suspects is set free with this incident
-        amend(needs, current.id, lambda i: _with_restart(i, attempt))
+    if attempt > current.job.attempt and _let_go(needs.incidents.get(current.id)):
+        raise ConflictError(f"incident {current.id} has just ended: attempt {attempt} is news")
     if current.state is State.OPENING:
         needs.workflow.start(current.id, execution_name(current))
     return current.id
-
-
-def _with_restart(incident: Incident, attempt: int) -> Incident:
-    known = incident.state.terminal or attempt in incident.restarts
-    if known or len(incident.restarts) >= MAX_RESTARTS:
-        return incident
-    return replace(incident, restarts=tuple(sorted((*incident.restarts, attempt))))
 
 
 def _new(

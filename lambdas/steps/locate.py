@@ -25,8 +25,12 @@ from ..ports import Bus, Clock, Cluster, Incidents, Registrations
 from ..settings import LocateSettings
 from .outcome import StepResult, alarm_of, amend, facts_of, findings_of, record
 
-MAX_JOINED = 20  # evidence that is decided with; more of it is kept and changes nothing
+MAX_JOINED = (
+    20  # evidence that is decided with; more of it is kept, decides nothing, and is let go in the end
+)
 WAIT_SECONDS = 15
+GATE_WAIT_SECONDS = 60
+MAX_GATE_WAITS = 60  # an hour: what names nobody ends at a human, or the reconciler ends it
 MAX_WAITS = 8  # two minutes: an alarm can overtake the registration in the queues
 CLOCK_SKEW = timedelta(minutes=10)  # a node's clock against AWS's
 
@@ -49,6 +53,8 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     incident = needs.incidents.get(incident_id)
     if incident.state is State.JOINED:
         return StepResult("joined", "the evidence was appended to the open incident of this instance")
+    if incident.state.terminal:  # an execution that was redriven, of an incident that has ended without it
+        return StepResult("joined", f"it has ended as {incident.state.value}: nothing more is done")
     if incident.state is not State.OPENING:
         return StepResult("located", "located before")
     alarm = alarm_of(needs.incidents, incident)
@@ -63,6 +69,10 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     located = record(needs, incident, replace(incident, targets=targets), "proven")
     holder = _take_gates(needs, located)
     if holder != incident.id:
+        if _succeeds(needs, holder, located):
+            story = f"incident {holder} suspects the node and names nobody: its end is waited for"
+            record(needs, located, located.tried("gate"), story)
+            return StepResult("waiting", story, GATE_WAIT_SECONDS)
         story = _join(needs, holder, located, alarm)
         record(needs, located, located.to(State.JOINED), story)
         return StepResult("joined", story)
@@ -72,19 +82,33 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     return StepResult("located", story)
 
 
+def _succeeds(needs: Needs, holder_id: str, located: Incident) -> bool:
+    """Evidence that names a node is decided by itself: what names nobody learns of it, and ends soon."""
+    holder = needs.incidents.get(holder_id)
+    if located.node is None or holder.node is not None or located.tries.get("gate", 0) >= MAX_GATE_WAITS:
+        return False
+
+    def tell(row: Incident) -> Incident:
+        _require_open(needs, row)
+        full = located.id in row.joined or len(row.joined) >= MAX_JOINED
+        return row if full else replace(row, joined=(*row.joined, located.id))
+
+    amend(needs, holder_id, tell)
+    return True
+
+
 def _join(needs: Needs, holder_id: str, located: Incident, alarm: Alarm) -> str:
     """Hand the located evidence to the open incident, whose next step decides with it.
 
     The holder's row is written conditionally, so it cannot close in between without having seen this.
     """
-    text = needs.incidents.alarm(located.id)
-    needs.incidents.append_evidence(
-        holder_id, located.delivery_key, alarm.job.attempt, text, needs.clock.now()
-    )
+    text, now = needs.incidents.alarm(located.id), needs.clock.now()
+    earlier = needs.incidents.occurrences(located.id)  # what came in while it was on its way
+    for key, attempt in ((located.delivery_key, alarm.job.attempt), *earlier):
+        needs.incidents.append_evidence(holder_id, key, attempt, text, now)
 
     def add(holder: Incident) -> Incident:
-        if holder.state.terminal:
-            raise ConflictError(f"incident {holder_id} has just ended: the gate is about to be free")
+        _require_open(needs, holder)
         # Whoever joined this one while it held a part of its gates comes along.
         new = [i for i in (located.id, *located.joined) if i not in holder.joined]
         joined = (*holder.joined, *new)[:MAX_JOINED]
@@ -94,9 +118,20 @@ def _join(needs: Needs, holder_id: str, located: Incident, alarm: Alarm) -> str:
         return replace(holder, joined=joined, targets=targets)
 
     kept = located.id in amend(needs, holder_id, add).joined
-    needs.incidents.audit(holder_id, "second evidence", f"incident {located.id}", needs.clock.now())
+    needs.incidents.audit(holder_id, "second evidence", f"incident {located.id}", now)
     does = "decides with" if kept else "keeps"
     return f"joined: incident {holder_id} is open for it and {does} this evidence"
+
+
+def _require_open(needs: Needs, holder: Incident) -> None:
+    """Whoever ended it may have died before it freed its gates.
+
+    Raises:
+        ConflictError: it has ended; the next try takes the gate.
+    """
+    if holder.state.terminal:
+        free_gates(needs.incidents, holder)
+        raise ConflictError(f"incident {holder.id} has ended: its gates are free now")
 
 
 def _with(target: Target, others: tuple[Target, ...]) -> Target:

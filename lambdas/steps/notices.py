@@ -156,7 +156,7 @@ def timed_out(needs: Speaker, incident_id: str) -> StepResult:
             return _escalate(needs, incident, approval)
         if approval is not None and approval.decided:
             return _decided(needs, incident, approval, "answered just in time")
-    return StepResult("expired", SILENCE)
+    return StepResult("human", "the wait ended, and no question stands that anybody could have answered")
 
 
 def _decided(needs: Speaker, incident: Incident, approval: Approval, how: str) -> StepResult:

@@ -14,7 +14,7 @@ from training_agent.contract import Alarm, Finding, Mode, decode
 
 from ..domain import decision_table, findings
 from ..domain.errors import ConflictError, NeedsHumanError
-from ..domain.incident import Incident, end_for, evidence_hash
+from ..domain.incident import Incident, State, end_for, evidence_hash
 from ..domain.policy import Control, effective_mode
 from ..domain.times import moment, stamp
 from ..ports import Bus, Clock, Incidents
@@ -144,10 +144,24 @@ def findings_of(alarm: Alarm, incident: Incident) -> tuple[Finding, ...]:
     return findings.of_node(alarm, incident.node)
 
 
+def joined_by(incidents: Incidents, incident: Incident) -> tuple[Incident, ...]:
+    """Those whose evidence is decided with here, and nowhere else."""
+    others = map(incidents.get, incident.joined)
+    return tuple(one for one in others if not is_successor(incident, one))
+
+
+def is_successor(incident: Incident, other: Incident) -> bool:
+    """Does `other`, which names one node, wait for what suspects several without naming any?
+
+    It takes the node over when that has ended, and decides by itself.
+    """
+    return incident.node is None and other.node is not None and other.state is not State.JOINED
+
+
 def evidence_of(incidents: Incidents, incident: Incident, alarm: Alarm) -> tuple[Finding, ...]:
     """Findings of the incident, and of those that were located on the same instance and joined it."""
     found = findings_of(alarm, incident)
-    for joined in map(incidents.get, incident.joined):
+    for joined in joined_by(incidents, incident):
         found += findings_of(alarm_of(incidents, joined), joined)
     return found
 
@@ -170,4 +184,5 @@ def facts_of(
         audit_failed=any(not claim.passed for claim in incident.audits),
         telemetry_read=incident.telemetry is not None,
         one_node=incident.node is not None,
+        succeeded=any(is_successor(incident, one) for one in map(incidents.get, incident.joined)),
     )

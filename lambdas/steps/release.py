@@ -14,7 +14,7 @@ from training_agent.contract import Mode
 from ..domain.incident import State
 from ..domain.messages import one_line
 from . import resume
-from .contain import occurrences, subjects
+from .contain import release_quarantine
 from .effects import permit, uncordon
 from .outcome import StepResult
 
@@ -40,11 +40,8 @@ def run(needs: resume.Needs, incident_id: str, asked: Any) -> StepResult:
     # Noted first: a release that breaks off half-way has let go something all the same.
     needs.incidents.audit(incident.id, "released by an operator", f"{by}: {reason}", needs.clock.now())
     done = [uncordon(needs, incident, target) for target in incident.targets]
-    permit(needs, Mode.CONTAIN, "release of the quarantine")
-    keys = occurrences(needs.incidents, incident)
-    for subject in subjects(incident):
-        if not needs.quarantine.release(subject, keys, incident.id, needs.clock.now()):
-            done.append(f"{subject} is held by another incident: left as it is")
+    held = release_quarantine(needs, incident)
+    done += [f"{subject} is held by another incident: left as it is" for subject in held]
     return StepResult("released", ", ".join(done) or "quarantine released")
 
 

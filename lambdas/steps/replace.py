@@ -1,8 +1,9 @@
 """Replace one node, in one call, after one approval. IAM cannot limit node ids: this code is the only guard.
 
 In: an incident with an APPROVED row. Out: "replaced" (issued, `verify` is next), "busy" (another replacement,
-the hourly slot), "reopened" (new evidence changes the row), or a human. The callback's payload is ignored;
-row, evidence, world, breaker, mode and budget are read again.
+the hourly slot, a check that still runs), "reopened" (asked anew: new evidence changes the row, the approval
+expired in the queue, HyperPod failed inside), or a human. The callback's payload is ignored; row, evidence,
+world, breaker, mode and budget are read again (`replace_guards`).
 """
 
 from __future__ import annotations
@@ -12,28 +13,32 @@ from typing import Protocol
 
 from training_agent.contract import Mode
 
-from ..domain.approval import require_approved
-from ..domain.decision_table import evaluate
 from ..domain.errors import (
     BreakerError,
     ConflictError,
-    HumanOverrideError,
     NeedsHumanError,
     OutcomeUnknownError,
-    PipelineError,
     RefusedError,
-    ReplacedByHyperPodError,
     ThrottledError,
-    WorldChangedError,
 )
-from ..domain.incident import CheckResult, Effect, EffectState, Incident, State
-from ..domain.policy import Budget, BudgetAnswer, within_budget
-from ..domain.times import moment, stamp
+from ..domain.incident import Effect, EffectState, Incident, State
+from ..domain.policy import BudgetAnswer
+from ..domain.times import stamp
 from ..domain.world import ClusterNode, ReplaceAnswer
 from ..ports import Approvals, Bus, Clock, Cluster, Controls, Incidents, Kubernetes, Replacer
 from ..settings import ReplaceSettings
-from .effects import CONFLICTS, ours, permit
-from .outcome import StepResult, alarm_of, amend, evidence_of, facts_of, record
+from .effects import CONFLICTS, permit
+from .outcome import StepResult, amend, record
+from .replace_guards import (
+    all_members,
+    approved_evidence,
+    approved_too_long_ago,
+    decides_otherwise,
+    is_checked,
+    limit_reached,
+    require_breaker_closed,
+    require_same_world,
+)
 
 REPLACE_LOCK = "replacement"  # one in flight per cluster
 EFFECT = "replace"
@@ -41,10 +46,11 @@ REFUSED = "refused: "  # an effect's result that starts so: the service did noth
 WAIT_SECONDS = 60
 MAX_WAITS = 1440  # a day of waiting for the slot; the approval expires long before
 MAX_REFUSALS = 5  # InUse, InvalidStatus, throttled: wait, look again, call again
+INTERNAL = "InternalServerError"  # once: asked anew
 _COME_AGAIN = frozenset({"InstanceIdInUse", "InvalidInstanceStatus", "Throttled", "NotReached"})
 _MEANING = {
     "InstanceIdNotFound": "HyperPod does not know the instance: gone, or never in this cluster",
-    "InternalServerError": "HyperPod failed inside; approve again after looking at the node",
+    INTERNAL: "HyperPod failed inside a second time",
 }
 
 
@@ -84,17 +90,21 @@ def _run(needs: Needs, incident_id: str) -> StepResult:
         return _reconcile(needs, incident, effect)
     if incident.synthetic:
         return _drilled(needs, incident)
-    _require_breaker_closed(needs)
-    evidence = _require_approved(needs, incident)
-    if _decides_otherwise(needs, incident):
+    require_breaker_closed(needs)
+    if approved_too_long_ago(needs, incident):
+        return _reopened(needs, incident, "the approval expired while it waited for its turn: asked anew")
+    evidence = approved_evidence(needs, incident)
+    if decides_otherwise(needs, incident):
         story = "evidence has come in since that changes the decision row: contained and decided again"
-        record(needs, incident, incident.again(), story)
-        return StepResult("reopened", story)
+        return _reopened(needs, incident, story)
     if not needs.controls.lock(REPLACE_LOCK, incident.id):
         return _busy(needs, incident, "another replacement is in flight in this cluster")
-    members = _members(needs)
-    _require_same_world(needs, incident, members)
-    answer = _budget(needs, incident, members)
+    members = all_members(needs)
+    if is_checked(incident, members):
+        needs.controls.unlock(REPLACE_LOCK, incident.id)
+        return _busy(needs, incident, "a deep health check runs on the node")
+    require_same_world(needs, incident, members)
+    answer = limit_reached(needs, incident, members)
     if answer == BudgetAnswer.HOUR:
         needs.controls.unlock(REPLACE_LOCK, incident.id)
         return _busy(needs, incident, "the hourly slot for replacements is taken")
@@ -150,68 +160,9 @@ def _drilled(needs: Needs, incident: Incident) -> StepResult:
     return StepResult("drilled", story)
 
 
-def _require_breaker_closed(needs: Needs) -> None:
-    breaker = needs.controls.breaker()
-    if breaker.open:
-        raise BreakerError(f"the breaker is open ({breaker.reason}): nothing was replaced")
-
-
-def _decides_otherwise(needs: Needs, incident: Incident) -> bool:
-    """Judge all evidence again, row S1 first: is the row still the one that was approved?"""
-    alarm = alarm_of(needs.incidents, incident)
-    facts = facts_of(needs.incidents, incident, alarm, needs.settings.mode, needs.controls.read())
-    row = evaluate(evidence_of(needs.incidents, incident, alarm), facts)
-    return row.id != incident.decision_row
-
-
-def _members(needs: Needs) -> tuple[ClusterNode, ...]:
-    """All pages, or none: half a cluster is a wrong denominator."""
-    try:
-        return needs.cluster.nodes()
-    except PipelineError as e:
-        raise NeedsHumanError(f"the cluster's nodes cannot be read ({e}): nothing was replaced") from e
-
-
-def _require_approved(needs: Needs, incident: Incident) -> str:
-    """Re-read the row; returns the hash of the evidence as it is stored now."""
-    alarm_of(needs.incidents, incident)  # raises when the stored alarm is not the hashed one
-    if incident.state not in (State.AWAITING_APPROVAL, State.REPLACING):
-        raise NeedsHumanError(f"the incident is {incident.state.value}, not approved: nothing was replaced")
-    approval = needs.approvals.get(incident.approval_id) if incident.approval_id else None
-    require_approved(approval, incident, incident.evidence_hash, needs.clock.now())
-    return incident.evidence_hash
-
-
-def _require_same_world(needs: Needs, incident: Incident, members: tuple[ClusterNode, ...]) -> None:
-    """Same instance, same launch, Running, same group, still cordoned by us."""
-    target = incident.targets[0]
-    member = next((n for n in members if n.instance_id == target.instance_id), None)
-    if member is None and incident.deep_check.result is not CheckResult.NOT_RUN:
-        raise ReplacedByHyperPodError(f"{target.instance_id} vanished after its check: nothing was replaced")
-    if member is None:
-        raise WorldChangedError(f"{target.instance_id} is not in the cluster any more: nothing was replaced")
-    if moment(member.launch_time) != moment(target.launch_time) or member.group != target.group:
-        raise WorldChangedError(
-            f"{target.instance_id} was launched again since the alarm: nothing was replaced"
-        )
-    if member.status != "Running":
-        raise WorldChangedError(f"{target.instance_id} is {member.status}, not Running: nothing was replaced")
-    node = needs.kubernetes.node(target.node)
-    if node is None or not ours(node, incident):
-        raise HumanOverrideError(
-            f"{target.node} is not cordoned by this incident any more: nothing was replaced"
-        )
-
-
-def _budget(needs: Needs, incident: Incident, members: tuple[ClusterNode, ...]) -> str:
-    s, group = needs.settings, incident.targets[0].group
-    running = sum(1 for n in members if n.group == group and n.status == "Running")
-    budget = Budget(s.replacements_per_day, s.replacement_budget_percent, s.replacements_per_hour)
-    if running == 0:
-        raise NeedsHumanError(f"no instance of {group} is Running: nothing was replaced")
-    earlier = needs.controls.replacements(group).items()
-    others = tuple(at for holder, at in earlier if holder != incident.id)
-    return within_budget(budget, running, others, needs.clock.now())
+def _reopened(needs: Needs, incident: Incident, story: str) -> StepResult:
+    record(needs, incident, incident.again(), story)
+    return StepResult("reopened", story)
 
 
 def _issue(
@@ -256,6 +207,9 @@ def _issued(needs: Needs, incident: Incident, story: str) -> StepResult:
 def _refused(needs: Needs, incident: Incident, code: str, message: str = "") -> StepResult:
     """Nothing was done. Some codes pass by themselves; the others need a person. Never another node id."""
     needs.controls.unlock(REPLACE_LOCK, incident.id)
+    if code == INTERNAL and not incident.tries.get(code):
+        story = "HyperPod failed inside: nothing was replaced, and a human is asked once more"
+        return _reopened(needs, incident.tried("refused").tried(code), story)
     refused = amend(needs, incident.id, lambda i: i.tried("refused"))
     if code in _COME_AGAIN and refused.tries["refused"] < MAX_REFUSALS:
         return StepResult("busy", f"HyperPod refused for now: {code}", wait_seconds=WAIT_SECONDS)

@@ -7,21 +7,23 @@ case) leaves cordon and quarantine as they are.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from training_agent.contract import Mode, NodeRegistration, decode
+from training_agent.contract import NodeRegistration, decode
 
 from ..domain.approval import Action, Answer, Approval, ApprovalState, require_approved
-from ..domain.errors import NeedsHumanError
+from ..domain.decision_table import ROWS, Contain
+from ..domain.errors import HaltedError, NeedsHumanError
 from ..domain.incident import Incident, State
 from ..domain.times import stamp
 from ..ports import Approvals, Bus, Clock, Controls, Incidents, Kubernetes, Quarantine, Registrations
 from ..settings import ResumeSettings
 from .confirm import CHECK_LOCK
-from .contain import occurrences, subjects
-from .effects import permit, uncordon
+from .contain import release_quarantine
+from .effects import uncordon
 from .locate import free_gates
-from .outcome import StepResult, alarm_of, record
+from .outcome import StepResult, alarm_of, joined_by, record
 from .replace import let_go
 
 WAIT_SECONDS = 30
@@ -77,6 +79,9 @@ def run(needs: Needs, incident_id: str) -> StepResult:
             wait = WAIT_SECONDS if incident.tries["resume"] < QUICK_POLLS else LONG_WAIT_SECONDS
             return StepResult("waiting", f"{story}; the job has not started again yet", wait)
         story = f"{story}; {_comparison(needs, incident)}"
+    elif incident.touched and _holds_nobody(incident):
+        with suppress(HaltedError):  # as contain did already, but for what came in since
+            release_quarantine(needs, incident)
     return _close(needs, incident, closing, story or _ENDS.get(closing, incident.human_reason))
 
 
@@ -113,30 +118,40 @@ def _free(needs: Needs, incident: Incident, closing: State) -> str:
     done = []
     if closing in RELEASING:
         done = [uncordon(needs, incident, t) for t in incident.targets if t.cordoned_by_us]
-    permit(needs, Mode.CONTAIN, "release of the quarantine")
-    keys = occurrences(needs.incidents, incident)
-    for subject in subjects(incident):
-        if not needs.quarantine.release(subject, keys, incident.id, needs.clock.now()):
-            done.append(f"{subject} stays held by another incident")
+    done += [f"{subject} stays held by another incident" for subject in release_quarantine(needs, incident)]
     return ", ".join(done) or "quarantine released"
+
+
+def _holds_nobody(incident: Incident) -> bool:
+    return incident.decision_row is not None and ROWS[incident.decision_row].contain is Contain.NOTHING
 
 
 def _look_for_job(needs: Needs, incident: Incident) -> tuple[Incident, bool]:
     """(incident with what the job came back on, must we wait?)"""
     if incident.job_back is not None:
         return incident, False
-    alarms = (incident, *map(needs.incidents.get, incident.joined))
-    attempts = [i.job.attempt for i in alarms if i.job.uid == incident.job.uid]
     # Verified ones alone: anybody may say that the job is back, and from which step.
-    later = [r for r in needs.registrations.after(incident.job.uid, max(attempts)) if r.verified]
-    if later:
-        step = decode(NodeRegistration, later[-1].text).resumed_from_step
+    last, again = _attempts(needs.incidents, incident)
+    later = needs.registrations.after(incident.job.uid, last)
+    # The first such start: later ones go on from there. One that alarmed again is held, not back.
+    back = next((r for r in later if r.verified and r.attempt not in again), None)
+    if back is not None:
+        step = decode(NodeRegistration, back.text).resumed_from_step
         found = replace(incident, job_back=True, resumed_from_step=step)
         return record(needs, incident, found, "the job is back"), False
     waited = incident.tried("resume")
     if waited.tries["resume"] >= MAX_POLLS:
         return record(needs, incident, replace(waited, job_back=False), "the job did not come back"), False
     return record(needs, incident, waited, "waiting for the job"), True
+
+
+def _attempts(incidents: Incidents, incident: Incident) -> tuple[int, frozenset[int]]:
+    """Of this job: the last whose located alarm stands here, and all in which one of these came again."""
+    alarms = [i for i in (incident, *joined_by(incidents, incident)) if i.job.uid == incident.job.uid]
+    keys = {i.delivery_key for i in alarms}
+    again = {attempt for key, attempt in incidents.occurrences(incident.id) if key in keys}
+    again.update(attempt for i in alarms for attempt in i.restarts)
+    return max(i.job.attempt for i in alarms), frozenset(again)
 
 
 def _comparison(needs: Needs, incident: Incident) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ..domain.errors import NeedsHumanError
 from ..domain.incident import Incident, State
 from ..domain.times import moment
-from ..domain.world import ClusterNode
+from ..domain.world import ClusterFacts, ClusterNode
 from ..ports import Bus, Clock, Cluster, Controls, Incidents, Kubernetes
 from ..settings import VerifySettings
 from .outcome import StepResult, Took, record
@@ -42,9 +42,10 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     target = incident.targets[0]
     members = needs.cluster.nodes()
     gone = all(n.instance_id != target.instance_id for n in members)
-    newcomer = _newcomer(incident, members)
-    if gone and newcomer is not None:
-        checks = needs.cluster.describe().on_start_checks.get(target.group, ())
+    newcomer = _newcomer(incident, members) if gone else None
+    facts = needs.cluster.describe() if newcomer is not None else None
+    if newcomer is not None and facts is not None and _is_ours(incident, members, facts):
+        checks = facts.on_start_checks.get(target.group, ())
         screened = f"screened by {', '.join(checks)}" if checks else "not screened at start"
         story = f"{target.instance_id} is gone, {newcomer.instance_id} is Running ({screened})"
         done = replace(incident, new_instance_id=newcomer.instance_id, closing=State.REPLACED)
@@ -75,10 +76,24 @@ def _no_demand(needs: Needs) -> bool:
     return needs.cluster.describe().karpenter and not needs.kubernetes.pending_pods()
 
 
-def _newcomer(incident: Incident, members: tuple[ClusterNode, ...]) -> ClusterNode | None:
-    """A Running instance of the group that was not there, launched after the request."""
+def _is_ours(incident: Incident, members: tuple[ClusterNode, ...], facts: ClusterFacts) -> bool:
+    """May the newcomer be another node's? HyperPod replaces by itself as well, and tells not whom for whom.
+
+    It is not where each that went has one that came, or the group is complete.
+    """
     group = incident.targets[0].group
-    fresh = [
+    went = set(incident.known_instances) - {n.instance_id for n in members}
+    return facts.karpenter or group in facts.complete or len(_fresh(incident, members)) >= len(went)
+
+
+def _newcomer(incident: Incident, members: tuple[ClusterNode, ...]) -> ClusterNode | None:
+    return min(_fresh(incident, members), key=lambda n: moment(n.launch_time), default=None)
+
+
+def _fresh(incident: Incident, members: tuple[ClusterNode, ...]) -> list[ClusterNode]:
+    """Running instances of the group that were not there when it was requested, younger than the suspect."""
+    group = incident.targets[0].group
+    return [
         n
         for n in members
         if n.group == group
@@ -86,4 +101,3 @@ def _newcomer(incident: Incident, members: tuple[ClusterNode, ...]) -> ClusterNo
         and n.instance_id not in incident.known_instances
         and moment(n.launch_time) > moment(incident.targets[0].launch_time)
     ]
-    return min(fresh, key=lambda n: moment(n.launch_time), default=None)

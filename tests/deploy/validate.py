@@ -23,9 +23,12 @@ from tests.deploy import deployed, must_not, recording
 BIN = ROOT / "node_modules" / ".bin"
 ARN = "arn:aws:lambda:us-east-1:123456789012:function:"
 # W3005: CDK writes DependsOn that GetAtt implies.
-# W3037: its list of actions is older than ListClusterOperations.
+# W3037: its list of actions is older than ListClusterOperations and DescribeClusterOperation.
 IGNORED = ("W3005", "W3037")
-UNKNOWN_TO_SIMULATOR = {"sagemaker:ListClusterOperations"}  # newer than its list of actions
+UNKNOWN_TO_SIMULATOR = {  # newer than its list of actions
+    "sagemaker:ListClusterOperations",
+    "sagemaker:DescribeClusterOperation",
+}
 DENIALS = {"ImplicitlyDenied", "ExplicitlyDenied"}
 
 

@@ -27,10 +27,6 @@ UNUSED = {  # allowed, and asked for by no handler in the workflow tests: functi
         "dynamodb:GetItem",
     ): "the quarantine row, when a release met another holder and was not the last",
     ("Locate", "dynamodb:DeleteItem"): "gives back the gates it took when another incident holds one of them",
-    (
-        "Ingest",
-        "dynamodb:Query",
-    ): "the size of the job, when an alarm names so many nodes that it may be systemic",
     ("*", "logs:CreateLogStream"): BY_LAMBDA,
     ("*", "logs:PutLogEvents"): BY_LAMBDA,
     ("*", "sqs:*"): BY_LAMBDA + ": it polls the queue, or sends the event of a failed call",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from lambdas.domain.errors import CallbackGoneError
@@ -44,7 +44,8 @@ class PlantCluster(FakeCluster):
     def __init__(self, plant: Plant) -> None:
         super().__init__()
         self._plant = plant
-        self.check_ends = "pass"  # or fail, stuck, never
+        self.check_ends = "pass"  # or fail, stuck, never, superseded
+        self.superseded_checks: set[tuple[str, datetime]] = set()  # instance, when it was asked for
 
     def start_health_check(self, group: str, instance_id: str, *more: Any, **others: Any) -> None:
         self.calls.append(("check", instance_id))
@@ -52,9 +53,17 @@ class PlantCluster(FakeCluster):
             return
         self.set_status(instance_id, "DeepHealthCheckInProgress")
         self._plant.label_check(instance_id, "InProgress")
-        if self.check_ends != "stuck":
+        if self.check_ends == "superseded":  # somebody's check of something else takes its place, and passes
+            self.superseded_checks.add((instance_id, self._plant.world.clock.at))
+            self._plant.later(
+                CHECK_TAKES, lambda: self._plant.end_check(instance_id, failed=False, ours=False)
+            )
+        elif self.check_ends != "stuck":
             failed = self.check_ends == "fail"
             self._plant.later(CHECK_TAKES, lambda: self._plant.end_check(instance_id, failed=failed))
+
+    def check_superseded(self, group: str, instance_id: str, asked_at: datetime) -> bool:
+        return (instance_id, asked_at) in self.superseded_checks
 
     def replace(self, instance_id: str) -> ReplaceAnswer:
         answer = super().replace(instance_id)

@@ -184,7 +184,7 @@ class PipelineModel(RuleBasedStateMachine):
     def hyperpod_replaces_by_itself(self, pick: int) -> None:
         self.plant.swap(self._instance(pick))
 
-    @rule(ends=st.sampled_from(["pass", "fail", "stuck", "never"]))
+    @rule(ends=st.sampled_from(["pass", "fail", "stuck", "never", "superseded"]))
     def checks_will(self, ends: str) -> None:
         self.plant.world.cluster.check_ends = ends  # type: ignore[attr-defined]
 

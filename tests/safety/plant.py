@@ -118,12 +118,13 @@ class Plant(People):
         if node is not None:
             self.world.kubernetes.change(name, labels={**node.labels, CHECK_LABEL: said})
 
-    def end_check(self, instance_id: str, *, failed: bool) -> None:
+    def end_check(self, instance_id: str, *, failed: bool, ours: bool = True) -> None:
         """HyperPod ends its check: labels and status; under Automatic a failed node is replaced."""
         if instance_id not in self.world.cluster.members:
             return
         self.label_check(instance_id, "Failed" if failed else "Passed")
-        self.watch.check_ended(instance_id, failed=failed)
+        if ours:
+            self.watch.check_ended(instance_id, failed=failed)
         self.world.cluster.set_status(instance_id, "Running")
         if failed and self.world.cluster.facts.node_recovery == "Automatic":
             self.swap(instance_id)

@@ -58,6 +58,7 @@ CASES = {
     "V2 stuck": Case("V2", pair(3, Verdict.TRANSIENT), asks=False, check="stuck",
                     otherwise="HEALTHCHECK_STUCK"),
     "V2 never started": Case("V2", pair(3, Verdict.TRANSIENT), asks=False, check="never"),
+    "V2 superseded": Case("V2", pair(3, Verdict.TRANSIENT), asks=False, check="superseded"),
     "V3 repeats": Case("V1", pair(3, Verdict.REPLAYER, SecondConfirmation.REPEATS), asks=True),
     "V3 agrees": Case(
         "V2", pair(3, Verdict.REPLAYER, SecondConfirmation.AGREES), asks=False, otherwise="RELEASED",

@@ -15,7 +15,7 @@ import pytest
 from lambdas.steps.contain import NODES_PER_DAY
 from tests import handler_log
 from tests.events import builder
-from training_agent.contract import Job
+from training_agent.contract import Finding, FindingKind, Job
 
 from .asl import Definition
 from .plant import Plant
@@ -61,6 +61,22 @@ def test_t02_one_trainer_cannot_accuse_the_cluster_away(
         plant.advance(timedelta(minutes=20))
     cordoned = [n for n in plant.world.kubernetes.nodes.values() if n.unschedulable]
     assert 0 < len(cordoned) <= NODES_PER_DAY
+
+
+@pytest.mark.parametrize("kind", [FindingKind.WEIGHTS, FindingKind.PAIR], ids=["W2", "V4"])
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "two by two"])
+def test_t02_an_alarm_that_names_nobody_does_not_contain_the_whole_job(
+    monkeypatch: pytest.MonkeyPatch, definition: Definition, kind: FindingKind, at_once: bool
+) -> None:
+    """Rows W2 and V4 contain whoever is involved: that is no way around the day's quota."""
+    plant = Plant(monkeypatch, definition, nodes=8)
+    seats = plant.jobs[0].seats
+    involved = [seats] if at_once else [seats[i : i + 4] for i in range(0, 16, 4)]
+    for number, places in enumerate(involved):
+        plant.alarm(plant.alarm_of(Finding(kind, involved=places), step=100 + number))
+        plant.advance(timedelta(minutes=20))
+    cordoned = [n for n in plant.world.kubernetes.nodes.values() if n.unschedulable]
+    assert len(cordoned) <= (0 if at_once else NODES_PER_DAY) and plant.violations() == []
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["at once", "one after the other"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+from botocore.stub import Stubber
 from moto import mock_aws
 
 from lambdas import observability, wiring
@@ -13,6 +14,7 @@ from lambdas.settings import VARIABLES
 
 from .drive import Driver
 
+Stubs = Callable[[str], Stubber]
 VALUES = {
     "POWERTOOLS_SERVICE_NAME": "sdc",
     "POWERTOOLS_METRICS_NAMESPACE": "TrainingSDC",
@@ -64,6 +66,21 @@ def clients() -> Iterator[None]:
         yield
         for cached in (aws.client, sagemaker.single_attempt_client):
             cached.cache_clear()
+
+
+@pytest.fixture
+def stub(clients: None) -> Iterator[Stubs]:
+    made: list[Stubber] = []
+
+    def make(service: str) -> Stubber:
+        made.append(Stubber(aws.client(service)))
+        made[-1].activate()
+        return made[-1]
+
+    yield make
+    for stubber in made:
+        stubber.assert_no_pending_responses()
+        stubber.deactivate()
 
 
 @pytest.fixture

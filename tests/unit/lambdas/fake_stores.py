@@ -76,6 +76,9 @@ class FakeIncidents:
             self.evidence[incident_id, key, attempt] = text
             self.restarts[incident_id] += row.delivery_key == key and row.job.attempt < attempt
 
+    def occurrences(self, incident_id: str) -> tuple[tuple[str, int], ...]:
+        return tuple((key, attempt) for owner, key, attempt in self.evidence if owner == incident_id)
+
     def open_incidents(self) -> tuple[str, ...]:
         return tuple(i for i in self.rows if i not in self.forgotten)
 
@@ -108,7 +111,9 @@ class FakeIncidents:
         return True
 
     def conclude(self, incident_id: str, name: str, result: str, at: datetime) -> None:
-        self.effects[incident_id, name] = Effect(name, EffectState.RESULT, result, stamp(at))
+        begun = self.effects.get((incident_id, name))
+        since = begun.at if begun is not None else stamp(at)  # the row keeps when it was intended
+        self.effects[incident_id, name] = Effect(name, EffectState.RESULT, result, since)
 
     def remember(self, entry: HistoryEntry) -> None:
         if entry not in self.past:

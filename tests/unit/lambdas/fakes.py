@@ -58,7 +58,7 @@ class FakeCluster:
         self.checks.append(checks)
         self.set_status(instance_id, "DeepHealthCheckInProgress")
 
-    def check_superseded(self, instance_id: str) -> bool:
+    def check_superseded(self, group: str, instance_id: str, asked_at: datetime) -> bool:
         return self.superseded
 
     def replace(self, instance_id: str) -> ReplaceAnswer:

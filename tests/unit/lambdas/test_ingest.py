@@ -11,6 +11,7 @@ import pytest
 
 from lambdas.domain.errors import RefusedError, UnavailableError
 from lambdas.domain.incident import State
+from lambdas.steps.ingest import ALARMS_PER_HOUR
 from tests.events import builder
 from training_agent.contract import Check, Verdict
 
@@ -116,6 +117,33 @@ def test_a12_restarts_on_the_bad_node_are_counted_in_one_incident(driver: Driver
         driver.send(builder.event(again))
     assert len(driver.world.incidents.rows) == 1
     assert driver.world.incidents.restarts[incident.id] == 5
+
+
+def test_alarms_of_jobs_that_nobody_verified_share_one_quota(driver: Driver) -> None:
+    """A pod may write any job's name into its alarms: a thousand names are not a thousand mails."""
+    driver.register()
+    for number in range(ALARMS_PER_HOUR + 10):
+        job = replace(builder.JOB, uid=f"made-up-{number}")
+        driver.send(builder.event(replace(ALARM, job=job)))
+    assert len(driver.world.incidents.rows) == ALARMS_PER_HOUR
+    assert len(driver.world.incidents.rejected) == 10
+    assert driver.alarm(ALARM), "a registered job's alarm was hidden by the flood"
+
+
+def test_a_node_is_named_once_also_when_the_function_died_right_after_opening(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row S1 and the day's quota count the nodes that a job named: none may be missing."""
+
+    def killed(*_: Any) -> None:
+        raise UnavailableError("the function died")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driver.world.bus, "state_changed", killed)
+        assert driver.send(builder.event(ALARM))["batchItemFailures"]
+    driver.send(builder.event(ALARM))
+    named = driver.world.incidents.history(f"job#{ALARM.job.uid}")
+    assert [entry.what for entry in named] == [f"hyperpod-{builder.INSTANCES[1]}"]
 
 
 def test_the_same_alarm_after_the_end_opens_a_new_incident_only_on_a_later_attempt(driver: Driver) -> None:

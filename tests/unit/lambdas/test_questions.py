@@ -124,14 +124,14 @@ def test_silence_is_no_consent_to_a_check(driver: Driver, transient: Incident) -
     assert driver.world.cluster.calls == []
 
 
-def test_an_approval_that_expired_before_the_check_began_starts_none(
+def test_an_approval_that_expired_before_the_check_began_starts_none_and_is_asked_for_again(
     driver: Driver, transient: Incident
 ) -> None:
     driver.answer(driver.until_asked(transient))
     driver.world.clock.at = START + timedelta(hours=3)
-    driver.play(transient, "approval_answered")
+    assert driver.until_asked_from(transient, "approval_answered")
     assert driver.world.cluster.calls == []
-    assert driver.world.incidents.get(transient.id).state is State.HANDED_TO_HUMAN
+    assert driver.world.incidents.get(transient.id).asks == 2
 
 
 def test_a_forged_outcome_starts_no_check(driver: Driver, transient: Incident) -> None:

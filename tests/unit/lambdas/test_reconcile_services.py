@@ -1,38 +1,20 @@
-"""What the reconciler asks of Step Functions, CloudWatch and HyperPod, by botocore's stubber. No sockets."""
+"""What the reconciler asks of Step Functions and CloudWatch, by botocore's stubber. No sockets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from botocore.stub import Stubber
 
-from lambdas.adapters import aws
 from lambdas.adapters.cloudwatch import CloudWatch
 from lambdas.adapters.eventbus import EventBus
-from lambdas.adapters.sagemaker import HyperPod
 from lambdas.adapters.stepfunctions import Executions
 from lambdas.domain.errors import RefusedError, UnavailableError
 
+from .conftest import Stubs
+
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 MACHINE = "arn:aws:states:us-east-1:123456789012:stateMachine:IncidentWorkflow-1"
-Stubs = Callable[[str], Stubber]
-
-
-@pytest.fixture
-def stub(clients: None) -> Iterator[Stubs]:
-    made: list[Stubber] = []
-
-    def make(service: str) -> Stubber:
-        made.append(Stubber(aws.client(service)))
-        made[-1].activate()
-        return made[-1]
-
-    yield make
-    for stubber in made:
-        stubber.assert_no_pending_responses()
-        stubber.deactivate()
 
 
 def test_an_execution_is_found_by_its_name(stub: Stubs) -> None:
@@ -72,26 +54,6 @@ def test_heartbeats_are_read_over_all_pages_and_by_job(stub: Stubs) -> None:
     numbers.add_response("get_metric_data", {"MetricDataResults": [seen]})
     found = CloudWatch("demo").heartbeats(("silent", "alive"), NOW - timedelta(minutes=10), NOW)
     assert found == {"alive"}
-
-
-@pytest.mark.parametrize(
-    ("status", "superseded"), [("Superseded", True), ("Done", False), ("InProgress", False)]
-)
-def test_a_superseded_check_is_what_hyperpod_calls_so(stub: Stubs, status: str, superseded: bool) -> None:
-    operation = {
-        "OperationId": "o" * 12,
-        "ClusterArn": "arn:aws:sagemaker:us-east-1:123456789012:cluster/demo00000000",
-        "Type": "DeepHealthCheck",
-        "Status": status,
-        "CreationTime": NOW,
-    }
-    stub("sagemaker").add_response("list_cluster_operations", {"ClusterOperationSummaries": [operation]})
-    assert HyperPod("demo").check_superseded("i-0a1b2c3d4e5f60002") is superseded
-
-
-def test_an_operation_list_that_is_not_there_tells_nothing(stub: Stubs) -> None:
-    stub("sagemaker").add_client_error("list_cluster_operations", "UnknownOperationException")
-    assert not HyperPod("demo").check_superseded("i-0a1b2c3d4e5f60002")
 
 
 def test_a_drill_that_the_bus_did_not_take_is_an_error(stub: Stubs) -> None:

@@ -11,6 +11,7 @@ from lambdas.domain.errors import ConflictError
 from lambdas.domain.incident import Incident, State
 from lambdas.steps.effects import CONFLICTS
 from tests.events import builder
+from training_agent.contract import delivery_key
 
 from .drive import Driver
 
@@ -57,7 +58,7 @@ def test_a_restarts_alarm_in_the_same_moment_does_not_end_at_a_human(
     at_its_first_write(driver, lambda: restarted(driver))
     assert driver.step("replace", approved)["outcome"] == "replaced"
     assert driver.world.cluster.calls == [("replace", SUSPECT)]
-    assert driver.world.incidents.get(approved.id).restarts == (2,)
+    assert driver.world.incidents.occurrences(approved.id) == ((delivery_key(FIRST), 2),)
 
 
 def test_second_evidence_in_the_same_moment_is_decided_upon_first(driver: Driver, approved: Incident) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from lambdas.domain.incident import Incident, State
 from lambdas.steps.effects import CORDONED_BY
+from lambdas.steps.locate import MAX_GATE_WAITS
 from tests.events import builder
 from training_agent.contract import Finding, FindingKind, Verdict, instance_subject
 
@@ -29,14 +32,74 @@ def row(driver: Driver, incident: Incident) -> Incident:
     return driver.world.incidents.get(incident.id)
 
 
-def test_a_culprit_joins_the_open_incident_of_a_job_that_suspects_its_instance(driver: Driver) -> None:
+def culprit_waits(driver: Driver, step: int = 40) -> Incident:
+    """Evidence that names a GPU of the node which the job's incident suspects."""
+    (second,) = driver.alarm(builder.alarm(builder.culprit(3), step=step))
+    assert driver.step("locate", second)["outcome"] == "waiting"
+    return second
+
+
+@pytest.mark.parametrize("at", ["contain", "decide", "confirm"])
+def test_a_culprit_takes_its_node_over_from_the_job_incident_that_names_nobody(
+    driver: Driver, at: str
+) -> None:
+    """Row C1: replaced after review. The job's incident ends at a human, at its next step, unchecked."""
+    driver.register()
+    (first,) = driver.alarm(builder.alarm(UNCLEAR))
+    assert driver.play(first, "locate", stop=at) == at
+    second = culprit_waits(driver)
+    assert driver.step("locate", second)["outcome"] == "waiting"
+    driver.play(first, at)
+    ended = row(driver, first)
+    assert (ended.state, ended.decision_row) == (State.HANDED_TO_HUMAN, "V4")
+    assert "takes it over" in ended.human_reason and not driver.world.cluster.calls
+    link = driver.until_asked(second)
+    assert driver.world.kubernetes.nodes[NODE].annotations[CORDONED_BY] == second.id
+    driver.answer(link)
+    assert driver.step("replace", second)["outcome"] == "replaced"
+    assert driver.world.cluster.calls == [("replace", SUSPECT)]
+
+
+def test_a_check_that_the_culprit_made_needless_is_waited_for_and_no_changed_world(driver: Driver) -> None:
     first = of_the_job(driver)
-    (second,) = driver.alarm(builder.alarm(builder.culprit(3), step=40))
+    driver.step("confirm", first)
+    second = culprit_waits(driver)
+    driver.play(first, "confirm")
+    driver.answer(driver.until_asked(second))
+    assert driver.step("replace", second)["outcome"] == "busy" and not driver.world.controls.locks
+    driver.world.cluster.set_status(SUSPECT, "Running")
+    assert driver.step("replace", second)["outcome"] == "replaced"
+
+
+def test_a_second_culprit_joins_the_one_that_took_over(driver: Driver) -> None:
+    first = of_the_job(driver)
+    second, third = culprit_waits(driver), culprit_waits(driver, step=50)
+    driver.play(first, "confirm")
+    assert driver.step("locate", second)["outcome"] == "located"
+    assert driver.play(third, "locate") == "joined"
+    assert row(driver, second).joined == (third.id,)
+
+
+def test_the_wait_for_the_gate_is_bounded_and_ends_with_the_evidence_joined(driver: Driver) -> None:
+    first, second = of_the_job(driver), culprit_waits(driver)
+    for _ in range(MAX_GATE_WAITS - 1):
+        assert driver.step("locate", second)["outcome"] == "waiting"
     assert driver.play(second, "locate") == "joined"
-    assert row(driver, first).joined == (second.id,)
     driver.play(first, "decide")
     assert row(driver, first).state is State.HANDED_TO_HUMAN and row(driver, first).decision_row == "C1"
     assert not driver.world.cluster.calls and not driver.world.incidents.gates
+
+
+def test_what_blames_one_of_several_nodes_is_no_history_of_the_others(driver: Driver) -> None:
+    driver.register()
+    (first,) = driver.alarm(builder.alarm(Finding(FindingKind.WEIGHTS, involved=builder.places()[2:6])))
+    driver.play(first, "locate", stop="decide")
+    second = culprit_waits(driver)
+    for _ in range(MAX_GATE_WAITS):
+        driver.step("locate", second)
+    driver.play(first, "decide")
+    assert row(driver, first).decision_row == "C1"
+    assert not driver.world.incidents.history(instance_subject(builder.INSTANCES[2]))
 
 
 def test_a_jobs_incident_joins_the_open_one_of_an_instance_and_keeps_no_gate(driver: Driver) -> None:
