@@ -50,6 +50,10 @@ class NotFoundError(KeyError):
     """No such node or pod."""
 
 
+class ExistsError(ValueError):
+    """There is an object of that name."""
+
+
 class KubernetesState:
     """Nodes and pods, with the few controllers that the pipeline can notice.
 
@@ -62,6 +66,7 @@ class KubernetesState:
         self._timers = timers
         self._nodes: dict[str, Object] = {}
         self._pods: dict[tuple[str, str], Object] = {}
+        self._events: dict[tuple[str, str], Object] = {}
         self._version = 1000
         self._callbacks: list[Callable[[Change], None]] = []
         self._changes: queue.Queue[Change | None] = queue.Queue()
@@ -201,6 +206,26 @@ class KubernetesState:
                 uid = pod["metadata"]["uid"]
                 self._timers.after(GRACE_SECONDS, lambda: self._finish(name, namespace, uid))
             return copy.deepcopy(pod)
+
+    def create_event(self, namespace: str, event: Object) -> Object:
+        """Store an Event.
+
+        Raises:
+            ExistsError: there is one of that name.
+        """
+        with self.lock:
+            key = (namespace, event["metadata"]["name"])
+            if key in self._events:
+                raise ExistsError(f'events "{key[1]}" already exists')
+            self._events[key] = copy.deepcopy(event)
+            self._version += 1  # nobody watches events
+            self._events[key]["metadata"]["resourceVersion"] = str(self._version)
+            return copy.deepcopy(self._events[key])
+
+    def events_in(self, namespace: str) -> list[Object]:
+        """The Events of a namespace, oldest first."""
+        with self.lock:
+            return [copy.deepcopy(e) for (where, _), e in self._events.items() if where == namespace]
 
     def free_nodes(self, gpus: int) -> list[str]:
         """Names of schedulable nodes where a pod that asks for `gpus` fits now, as the scheduler sees it."""

@@ -4,7 +4,7 @@ them.
 In: the documents of infra/eks_access, a caller's groups, a request. Out: nothing, or a `Denied` with the API
 server's code and message. Expressions are evaluated as CEL, after the object would have been changed and also
 for a dry run, as ValidatingAdmissionPolicy says. Only what those manifests use is read: roles bound to
-groups, `matchConditions`, `variables`, `validations`.
+groups and service accounts, `matchConditions`, `variables`, `validations`.
 """
 
 from __future__ import annotations
@@ -47,22 +47,31 @@ class ClusterAccess:
         """As `kubectl delete`; the document, to apply it again."""
         return self._documents.pop((kind, name))
 
-    def authorize(self, groups: Iterable[str], verb: str, resource: str) -> None:
-        """RBAC: one of the caller's groups is bound to a role with this verb on this resource.
+    def authorize(
+        self, groups: Iterable[str], verb: str, resource: str, user: str = "", namespace: str | None = None
+    ) -> None:
+        """RBAC: the caller, or one of its groups, is bound to a role with this verb on this resource.
+
+        Args:
+            user: a service account's "system:serviceaccount:<namespace>:<name>", or anybody.
+            namespace: of the resource; roles of that namespace count as well.
 
         Raises:
             DeniedError: none is.
         """
-        groups = set(groups)
-        if ADMINISTRATORS in groups:
+        who = {*groups, user}
+        if ADMINISTRATORS in who:
             return
-        for binding in self._of("ClusterRoleBinding"):
-            if not groups & {s["name"] for s in binding["subjects"] if s["kind"] == "Group"}:
+        bindings = self._of("ClusterRoleBinding")
+        bindings += [b for b in self._of("RoleBinding") if b["metadata"].get("namespace") == namespace]
+        for binding in bindings:
+            if not who & {_subject(s) for s in binding["subjects"]}:
                 continue
-            role = self._documents.get(("ClusterRole", binding["roleRef"]["name"]), {"rules": ()})
+            reference = binding["roleRef"]
+            role = self._documents.get((reference["kind"], reference["name"]), {"rules": ()})
             if any(verb in rule["verbs"] and resource in rule["resources"] for rule in role["rules"]):
                 return
-        raise DeniedError(403, "Forbidden", f"{resource} is forbidden: {sorted(groups)} cannot {verb} it")
+        raise DeniedError(403, "Forbidden", f"{resource} is forbidden: {sorted(who)} cannot {verb} it")
 
     def admit(
         self, groups: Iterable[str], operation: str, before: Document, after: Document, subresource: str = ""
@@ -105,6 +114,12 @@ class ClusterAccess:
 
     def _of(self, kind: str) -> list[Document]:
         return [d for (k, _), d in self._documents.items() if k == kind]
+
+
+def _subject(subject: Mapping[str, str]) -> str:
+    if subject["kind"] == "ServiceAccount":
+        return f"system:serviceaccount:{subject['namespace']}:{subject['name']}"
+    return subject["name"]
 
 
 def _without_cel(

@@ -1,8 +1,8 @@
 """What the fake Kubernetes API answers. In: an authenticated request and the state. Out: a status code and an
 object, the state changed; `kubernetes_server` puts it on the wire. No sockets here.
 
-Served: discovery, nodes (get, list, patch, put), pods (get, list, delete, eviction). Not served: watch,
-create.
+Served: discovery, nodes (get, list, patch, put), pods (get, list, delete, eviction), events (create, list).
+Not served: watch, any other create.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-from .kubernetes import KubernetesState, NotFoundError
+from .kubernetes import ExistsError, KubernetesState, NotFoundError
 from .kubernetes_access import VERBS, ClusterAccess, DeniedError
 from .kubernetes_discovery import DISCOVERY
-from .kubernetes_objects import Object
+from .kubernetes_objects import Object, check_event
 from .kubernetes_patch import PATCHES, PatchError, selected
 
 
@@ -70,11 +70,29 @@ class KubernetesApi:
                 return 200, self._list("Pod", request, list(self.state.pods.values()))
             if parts[:3] == ["api", "v1", "namespaces"] and parts[4:5] == ["pods"]:
                 return self._pods(request, parts[3], parts[5:])
+            if parts[:3] == ["api", "v1", "namespaces"] and parts[4:] == ["events"]:
+                return self._events(request, parts[3])
         raise StatusError(404, "NotFound", f"the server could not find the requested resource {request.path}")
 
-    def _authorize(self, request: ApiRequest, resource: str, *, named: bool) -> None:
+    def _authorize(
+        self, request: ApiRequest, resource: str, *, named: bool, namespace: str | None = None
+    ) -> None:
         verb = "list" if request.method == "GET" and not named else VERBS[request.method]
-        self.access.authorize(request.groups, verb, resource)
+        self.access.authorize(request.groups, verb, resource, request.user, namespace)
+
+    def _events(self, request: ApiRequest, namespace: str) -> tuple[int, Object]:
+        self._authorize(request, "events", named=False, namespace=namespace)
+        if request.method == "GET":
+            return 200, self._list("Event", request, self.state.events_in(namespace))
+        if request.method != "POST":
+            raise StatusError(405, "MethodNotAllowed", "not served by the local Kubernetes")
+        try:
+            return 201, self.state.create_event(namespace, check_event(request.body, namespace))
+        except ValueError as e:
+            conflict = isinstance(e, ExistsError)
+            raise StatusError(
+                409 if conflict else 422, "AlreadyExists" if conflict else "Invalid", str(e)
+            ) from e
 
     def _nodes(self, request: ApiRequest, rest: list[str]) -> tuple[int, Object]:
         self._authorize(request, "nodes", named=bool(rest))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from datetime import datetime, timezone
 from typing import Any
@@ -112,3 +113,26 @@ def follow_unschedulable(node: Object) -> None:
         spec["taints"] = taints
     else:
         spec.pop("taints", None)
+
+
+_DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+
+
+def check_event(event: object, namespace: str) -> Object:
+    """A v1 Event that the API server would take into this namespace.
+
+    Raises:
+        ValueError: it would not; the text says why.
+    """
+    if not isinstance(event, dict) or event.get("kind") != "Event" or event.get("apiVersion") != "v1":
+        raise ValueError("the body is no v1 Event")
+    meta, about = event.get("metadata") or {}, event.get("involvedObject") or {}
+    name = meta.get("name", "")
+    if len(name) > 253 or not _DNS_SUBDOMAIN.fullmatch(name):
+        raise ValueError(f"metadata.name: Invalid value: {name!r}: a lowercase RFC 1123 subdomain")
+    if meta.get("namespace", namespace) != namespace or about.get("namespace") != namespace:
+        raise ValueError("involvedObject.namespace: does not match event.namespace")
+    for field in ("firstTimestamp", "lastTimestamp"):
+        if field in event:
+            datetime.strptime(event[field], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+    return event

@@ -35,6 +35,7 @@ class KubernetesServer:
         self.groups: dict[str, tuple[str, ...]] = {"admin": (ADMINISTRATORS,)}
         self.requests: list[ApiRequest] = []
         self.admin_token = secrets.token_urlsafe(24)
+        self._accounts: dict[str, str] = {}  # service account's token -> its user name
         self._secret_key = secret_key
         certificate = certificates.make()
         self.authority = certificate.authority
@@ -68,6 +69,16 @@ class KubernetesServer:
         path.write_text(json.dumps(config))
         return path
 
+    def service_account(self, namespace: str, name: str, folder: Path) -> Path:
+        """Write `token` and `ca.crt` as the kubelet mounts them into a pod of this account, into `folder`."""
+        token, user = secrets.token_urlsafe(24), f"system:serviceaccount:{namespace}:{name}"
+        self._accounts[token] = user
+        self.groups[user] = ("system:serviceaccounts", f"system:serviceaccounts:{namespace}")
+        folder.mkdir(exist_ok=True)
+        (folder / "token").write_text(token)
+        (folder / "ca.crt").write_bytes(self.authority)
+        return folder
+
     def close(self) -> None:
         """Stop listening and close every connection."""
         self._server.shutdown()
@@ -84,6 +95,8 @@ class KubernetesServer:
         token = authorization.removeprefix("Bearer ")
         if secrets.compare_digest(token.encode(), self.admin_token.encode()):
             return "admin"
+        if token in self._accounts:
+            return self._accounts[token]
         try:
             user = eks_token.check(token, cluster=self.cluster, secret_key=self._secret_key)
         except eks_token.TokenError as e:

@@ -7,12 +7,19 @@ of `SdcAlarm`. Next: the guard hands it to the reporter and raises.
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from importlib import metadata
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ._comm import Comm
-from .checkpoint_folder import Checkpoints
+from ._patience import FILES_S, within
+from .capsule.choice import chosen
+from .checkpoint_folder import CheckpointInfo, Checkpoints
 from .checks.weights import Divergence
 from .contract import (
     Alarm,
@@ -27,11 +34,12 @@ from .contract import (
     Verdict,
 )
 from .digest import DIGEST_VERSION
-from .errors import PeerLostError
 from .log_line import log_line, utc_now
 from .placement import RankMap
 from .settings import AgentSettings
 
+HOLDERS = timedelta(seconds=10)  # for the ranks whose micro-batch is contested to say what they keep of it
+FIRST_RANK = HOLDERS + timedelta(seconds=FILES_S + 5)  # it also looks through its checkpoints
 MAX_TENSOR_NAMES = 16  # in the alarm; the count has them all
 
 
@@ -108,20 +116,27 @@ def build(
     notes: tuple[str, ...] = (),
     capsule: CapsuleRef | None = None,
 ) -> Alarm:
-    """Write the alarm; a collective: time, resume point and sizes are those of the first rank.
+    """Write the alarm on all ranks: time, resume point and sizes are those of the first one.
+
+    No collective: a peer that dies in this moment would hold the others in one until the group's timeout, and
+    NCCL's watchdog would then end them before the alarm stands anywhere.
 
     `capsule`: this rank's own, if it has one; the alarm lists everybody's.
     """
     window = suspect_window(sighting, passes)
     tensors = sighting.tensors_compared or sighting.divergence.tensors_compared
     nbytes = sighting.bytes_compared or sighting.divergence.bytes_compared
-    resume = _resume_point(checkpoints, window[0]) if comm.is_first else None
-    everybody = [(utc_now(), resume, tensors, nbytes, capsule)]
-    try:
-        everybody = comm.gather(everybody[0])
-    except PeerLostError as e:  # perhaps the faulty node itself; the alarm matters more than equal times
-        log_line("warning", message=str(e))
-    time, resume_from, tensors, nbytes, _ = everybody[0]
+    point = _resume_point(checkpoints, window[0]) if comm.is_first else None
+    key = f"{sighting.check.value}/{sighting.step}"
+    holders = chosen(sighting.findings, sighting.contests) if sighting.contests else ()
+    own = None if capsule is None else asdict(capsule)
+    kept = [k for k in comm.told_to_first(f"{key}/capsule", own, holders, HOLDERS) if k is not None]
+    mine: list[Any] = [utc_now(), point, tensors, nbytes, kept]
+    heard = comm.told_by_first(key, mine, FIRST_RANK)
+    if heard is None:  # perhaps the faulty node itself; the alarm matters more than equal times
+        log_line("warning", message=f"rank {comm.ranks[0]} said nothing of the alarm within {FIRST_RANK}")
+    time, point, tensors, nbytes, kept = heard or mine
+    resume_from = ResumePoint(*point) if point else None
     names = sighting.divergence.tensors
     return Alarm(
         cluster=settings.cluster,
@@ -148,7 +163,7 @@ def build(
         resume_from=resume_from,
         versions=versions(),
         notes=notes,
-        capsules=tuple(ref for *_, ref in everybody if ref is not None),
+        capsules=tuple(CapsuleRef(**k) for k in kept),
     )
 
 
@@ -161,6 +176,17 @@ def versions() -> dict[str, str]:
     }
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
+    return found
+
+
+def what_runs(image: str | None) -> dict[str, str]:
+    """What else a registration says of a node: its container's image, libraries that audits do not need."""
+    found = {} if image is None else {"image": image}
+    for package in ("training-agent", "boto3"):
+        with suppress(metadata.PackageNotFoundError):  # from a source folder, or without publishing
+            found[package] = metadata.version(package)
+    if torch.version.cuda and dist.is_nccl_available():
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     return found
 
 
@@ -207,14 +233,19 @@ def where(place: Place) -> str:
     return f"rank {place.rank} on node {place.node}, GPU {place.gpu_uuid or f'number {place.local_rank}'}"
 
 
-def _resume_point(checkpoints: Checkpoints | None, first_step: int) -> ResumePoint | None:
-    """Move checkpoints of the window aside, find the newest before it; a full disk must not eat the alarm."""
+def _resume_point(checkpoints: Checkpoints | None, first_step: int) -> tuple[int, str] | None:
+    """Move checkpoints of the window aside, find the newest before it; a bad disk must not eat the alarm."""
     if checkpoints is None:
         return None
+    store = checkpoints
+
+    def look() -> CheckpointInfo | None:
+        store.mark_doubtful(first_step)
+        return store.newest(before=first_step)
+
     try:
-        checkpoints.mark_doubtful(first_step)
-        newest = checkpoints.newest(before=first_step)
+        newest = within(FILES_S, look)
     except Exception as e:  # noqa: BLE001 - the other ranks wait for this answer
         log_line("warning", message=f"checkpoints could not be searched for the alarm: {e}")
         return None
-    return None if newest is None else ResumePoint(newest.step, str(newest.path))
+    return None if newest is None else (newest.step, str(newest.path))

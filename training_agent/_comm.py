@@ -6,8 +6,11 @@ collective means that a peer vanished, which is nobody's guilt: `PeerLostError`.
 
 from __future__ import annotations
 
+import itertools
+import json
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +26,8 @@ from .log_line import log_line
 
 _POLL_S = 0.02
 _TAG = 0x5DC0  # of our messages; gloo matches by it, so that a user's own are not taken for ours
+# Comms of a group so far
+_serials: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ class Comm:
         self.ranks = tuple(dist.get_process_group_ranks(group))  # of the group, ascending
         self.world = len(self.ranks)
         self.is_first = self.rank == self.ranks[0]
+        # attach is a collective, so that the numbers are equal on all ranks
+        self._serial = next(_serials[self.ranks])
         # NCCL moves device memory, gloo host memory.
         self.device = device if "nccl" in dist.get_backend(group) else torch.device("cpu")
 
@@ -136,6 +143,34 @@ class Comm:
             dist.broadcast_object_list(box, self.ranks[0], group=self.group)
         return box[0]
 
+    def told_to_first(self, key: str, value: Any, asked: Collection[int], timeout: timedelta) -> list[Any]:
+        """Collect the values (JSON) of the `asked` ranks on the first one, over the store; [] on the others.
+
+        For moments in which somebody may be about to die: no collective, and who is late is left out.
+        """
+        deadline = time.monotonic() + timeout.total_seconds()
+        try:
+            store = self._store()
+            if self.rank in asked:
+                store.set(f"sdc/{self._serial}/{key}/{self.rank}", json.dumps(value))
+            mine = sorted(asked) if self.is_first else []
+            found = [_awaited(store, f"sdc/{self._serial}/{key}/{rank}", deadline) for rank in mine]
+            return [json.loads(f) for f in found if f is not None]
+        except (RuntimeError, ValueError, KeyError):  # whoever kept the store has left; the group is gone
+            return []
+
+    def told_by_first(self, key: str, value: list[Any], timeout: timedelta) -> list[Any] | None:
+        """Hand the first rank's value (JSON) to every rank, as above; None: it said nothing in time."""
+        key = f"sdc/{self._serial}/{key}"
+        try:
+            store = self._store()
+            if self.is_first:
+                store.set(key, json.dumps(value))
+            found = _awaited(store, key, time.monotonic() + timeout.total_seconds())
+            return None if found is None else list(json.loads(found))
+        except (RuntimeError, ValueError, KeyError):
+            return None
+
     def meet(self, key: str, timeout: timedelta) -> bool:
         """Wait until all ranks came here, at most `timeout`; False when somebody did not come.
 
@@ -144,7 +179,7 @@ class Comm:
         """
         deadline = time.monotonic() + timeout.total_seconds()
         try:
-            store = dist.distributed_c10d._get_process_group_store(self.group)
+            store = self._store()
             arrived = store.add(key, 1)
             while arrived < self.world and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
@@ -152,6 +187,9 @@ class Comm:
         except (RuntimeError, ValueError, KeyError):  # whoever kept the store has left; the group is gone
             return False
         return bool(arrived >= self.world)
+
+    def _store(self) -> Any:
+        return dist.distributed_c10d._get_process_group_store(self.group)
 
     def start_swap(self, outgoing: Tensor, incoming: int, to: int, source: int, tag: int = _TAG) -> Flight:
         """Post a message to one peer and the receipt of `incoming` elements from another; wait for none."""
@@ -185,3 +223,12 @@ class Comm:
                 f"Rank {self.rank}: a peer vanished while {doing} ({e}). Nobody is suspected for that; look "
                 "at the first rank that exited."
             ) from e
+
+
+def _awaited(store: Any, key: str, deadline: float) -> bytes | None:
+    """A key's value; None when it is not there by the `deadline` (time.monotonic())."""
+    while not store.check([key]):
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(_POLL_S)
+    return bytes(store.get(key))

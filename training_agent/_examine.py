@@ -19,6 +19,7 @@ from ._evidence import Depth, Evidence
 from ._optimizer_state import layout_word, state_tensors
 from ._ring import ReplayFailedError, Ring, RingResult, contests
 from ._startup import Setup, environment_difference
+from ._stopwatch import Stopwatch
 from ._watch import MicroBatch
 from .attribution import MAX_INVOLVED, Contested, ambiguous_at_start, attribute, contested_targets
 from .checks.weights import Divergence, find_divergent_ranks
@@ -65,6 +66,7 @@ class Examiner:
         self._audits = 0
         self.disputed: RingResult | None = None  # what this rank holds of the last step that mismatched
         self._footing = Footing(setup.comm)
+        self.stopwatch = Stopwatch()
 
     def begin(self, *, audit: bool) -> None:
         """A step begins, to be audited or not; what the one before still owes its peers is posted."""
@@ -105,6 +107,18 @@ class Examiner:
             micro_batches: of this rank's update.
             at_start: nothing has shown yet that these GPUs can agree (the preflight).
         """
+        with self.stopwatch.running():
+            return self._examined(step, batch, original, nonfinite, obstacle, at_start)
+
+    def _examined(
+        self,
+        step: int,
+        batch: MicroBatch | None,
+        original: Evidence | None,
+        nonfinite: tuple[int, ...],
+        obstacle: str | None,
+        at_start: bool,
+    ) -> AuditPass | Sighting | ReplayOff | str:
         if self._comm.total([int(batch is None or original is None)])[0]:
             return self.unexamined(step, obstacle, nonfinite)
         assert batch is not None and original is not None
@@ -164,7 +178,8 @@ class Examiner:
     def compare_weights(self, state: Mapping[str, Tensor] | None = None) -> Divergence:
         """Check 3: the replicas' parameters as they are now, and with them the optimizer's `state`."""
         around = partial(self._comm.peers, "comparing weights")
-        return find_divergent_ranks({**self._weights, **(state or {})}, self._comm.group, around=around)
+        with self.stopwatch.running():
+            return find_divergent_ranks({**self._weights, **(state or {})}, self._comm.group, around=around)
 
     def optimizer_state(self) -> dict[str, Tensor] | None:
         """What the optimizers keep; None when the ranks do not keep the same entries. A collective."""

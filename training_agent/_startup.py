@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from . import _bisecting, exit_codes
-from ._alarm import versions
+from ._alarm import versions, what_runs
 from ._bisecting import BisectReporter
 from ._comm import Comm
 from ._refusals import diverging_hook, refuse_optimizers, refuse_tensors, unwrapped, unwrapped_optimizer
@@ -280,5 +280,5 @@ def registration(setup: Setup, resumed_from: int | None) -> NodeRegistration | N
         nodes=len(rank_map.nodes),
         time=utc_now(),
         resumed_from_step=resumed_from,
-        versions=versions(),
+        versions={**versions(), **what_runs(settings.image)},
     )

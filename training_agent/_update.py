@@ -6,7 +6,7 @@ Comes in: what `_watch` and `checks.nonfinite` saw of a step. Goes out: nothing,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from torch import Tensor
@@ -271,7 +271,7 @@ class Update:
             if self.ledger.step != step:  # it was skipped after all
                 return
             self.check_weights(state=self.setup.schedule.state_due(step))
-        checks = self.ledger.applied(due)
+        checks = replace(self.ledger.applied(due), seconds=self.examiner.stopwatch.take())
         if self.pending is not None:
             self.pending.checks = checks
         elif self.setup.reporter is not None:

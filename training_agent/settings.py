@@ -64,6 +64,9 @@ class AgentSettings:
     termination_log: Path | None = None
     allow_node_local: bool = False  # folders that nodes do not share are accepted
     capsule_bytes: int = DEFAULT_CAPSULE_MB * 1_000_000  # the most that one repro capsule may have; 0: none
+    image: str | None = None  # of the container
+    otlp_endpoint: str | None = None  # base address of a collector's OTLP/HTTP receiver
+    pod_events: bool = False  # an alarm becomes a Kubernetes Event on the named pods
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, *, node: str | None = None) -> AgentSettings:
@@ -108,8 +111,11 @@ class AgentSettings:
             quarantine_table=env.get(Env.QUARANTINE_TABLE) or None,
             hold_timeout=_hold_timeout(env),
             termination_log=_termination_log(env),
-            allow_node_local=env.get(Env.ALLOW_NODE_LOCAL, "") in ("1", "true"),
             capsule_bytes=_whole(env, Env.CAPSULE_MB, default=DEFAULT_CAPSULE_MB, least=0) * 1_000_000,
+            allow_node_local=_switch(env, Env.ALLOW_NODE_LOCAL),
+            image=env.get(Env.IMAGE) or None,
+            otlp_endpoint=_otlp_endpoint(env),
+            pod_events=_switch(env, Env.POD_EVENTS),
         )
 
     def place(self, rank: int, local_rank: int) -> Place:
@@ -199,6 +205,20 @@ def _attempt(env: Mapping[str, str]) -> int:
     """
     restarts = _whole(env, Env.JOB_RESTART_COUNT, default=0, least=0)
     return _whole(env, Env.ATTEMPT, default=restarts + 1, least=1)
+
+
+def _switch(env: Mapping[str, str], name: Env) -> bool:
+    return env.get(name, "").strip().lower() in ("1", "true")
+
+
+def _otlp_endpoint(env: Mapping[str, str]) -> str | None:
+    address = env.get(Env.OTLP_ENDPOINT, "").strip()
+    if address and not address.startswith(("http://", "https://")):
+        raise ConfigurationError(
+            f"{Env.OTLP_ENDPOINT.value}={address!r} must be the address of an OTLP/HTTP receiver, such as "
+            "http://hyperpod-otel-collector.hyperpod-observability:4318."
+        )
+    return address or None
 
 
 def _whole(env: Mapping[str, str], name: Env, *, default: int, least: int) -> int:

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,31 @@ def main() -> None:
             del os.environ[name]
         os.environ.update(environment)
         dist.barrier()
-        digest, dropped = train(folder / kind, kind, steps, fault)
-        threads = sum(t.name == "sdc-publisher" for t in threading.enumerate())
-        sys.stdout.write(
-            json.dumps({"kind": kind, "digest": digest, "dropped": dropped, "threads": threads}) + "\n"
-        )
+        before = resident_mb()
+        said = {"kind": kind, **train(folder / kind, kind, steps, fault)}
+        said["threads"] = sum(t.name == "sdc-publisher" for t in threading.enumerate())
+        said["grown_mb"] = round(resident_mb() - before, 1)
+        sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
 
 
-def train(folder: Path, kind: str, steps: int, fault: int | None) -> tuple[str, int]:
+def resident_mb() -> float:
+    """Of this process, now; 0 where /proc does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    except OSError:
+        return 0.0
+
+
+def milliseconds(times: list[float]) -> dict[str, float]:
+    """Median, 99th percentile and largest."""
+    ordered = sorted(times)
+    at = {"p50": len(ordered) // 2, "p99": len(ordered) * 99 // 100, "max": len(ordered) - 1}
+    return {name: round(1000 * ordered[index], 3) for name, index in at.items()}
+
+
+def train(folder: Path, kind: str, steps: int, fault: int | None) -> dict[str, Any]:
+    """Digest of losses and weights; events given up; times of the main thread."""
     rank = dist.get_rank()
     torch.manual_seed(5)
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1)))
@@ -63,25 +80,44 @@ def train(folder: Path, kind: str, steps: int, fault: int | None) -> tuple[str, 
     def compute_loss(model: Any, batch: torch.Tensor) -> torch.Tensor:
         return (model(batch) - batch).square().mean()
 
+    telling: list[float] = []  # seconds inside the reporter, per step
+    stepping: list[float] = []
+    progress = reporter.progress
+
+    def timed(*args: Any) -> None:
+        began = time.perf_counter()
+        progress(*args)
+        telling.append(time.perf_counter() - began)
+
+    reporter.progress = timed  # type: ignore[method-assign]
+    began = time.perf_counter()
     guard = attach(
         model, optimizer, compute_loss=compute_loss, schedule=Schedule(20, 20, None),
         settings=settings, reporter=reporter,
     )  # fmt: skip
+    attached_s = time.perf_counter() - began
     seen = hashlib.sha256()
     for step in range(1, steps + 1):
         batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(1000 * step + rank))
         if step == fault and rank == 1:
             batch[0, 0] = float("nan")
+        began = time.perf_counter()
         optimizer.zero_grad()
         loss = guard.compute_loss(model, batch)
         loss.backward()
         optimizer.step()
+        stepping.append(time.perf_counter() - began)
         seen.update(loss.detach().numpy().tobytes())
     for p in model.parameters():
         seen.update(p.detach().numpy().tobytes())
     guard.close()
-    publisher = reporter._publisher
-    return seen.hexdigest(), 0 if publisher is None else publisher.dropped
+    return {
+        "digest": seen.hexdigest(),
+        "dropped": reporter.dropped,
+        "attach_s": round(attached_s, 2),
+        "reporter_ms": milliseconds(telling),
+        "step_ms": milliseconds(stepping),
+    }
 
 
 main()

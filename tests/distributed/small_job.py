@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.distributed import faults
 from tests.distributed.faults import EVERYWHERE
 from tests.distributed.small_model import Model, batch_for, compute_loss, settings_for
-from training_agent import Guard, Schedule, _examine, _ledger, attach
+from training_agent import Guard, Schedule, _examine, attach
 from training_agent._phase import Phase
 from training_agent.checks import weights
 from training_agent.checks.weights import Divergence, find_divergent_ranks
@@ -41,28 +41,15 @@ def _no_memory(*_: Any) -> Any:
     raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
 
-TAKES_OVER = ("foreign manifest", "no memory to digest what was loaded")
-
-
-def take_over(guard: Guard, trouble: str) -> None:
-    """`after_load`, with this rank's own trouble."""
-    manifest = guard.manifest()
-    if trouble == "no memory to digest what was loaded":
-        _ledger.state_digests = _no_memory
-    guard.after_load({"step": 3} if trouble == "foreign manifest" else manifest)
-
-
 def main(mode: str, one: int) -> None:
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     torch.manual_seed(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     model = Model()
-    ddp: nn.Module = model if mode == "no ddp" else DistributedDataParallel(model)
+    ddp = DistributedDataParallel(model)
     deferred = mode.startswith("deferred")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=deferred)
-    named = settings_for(rank) if not (mode == "no node" and rank == one) else None
-    start = 5 if mode == "other step" and rank == one else 0
 
     def vanish(during: str) -> None:
         """Rank `one` leaves without a word, or hangs."""
@@ -88,12 +75,9 @@ def main(mode: str, one: int) -> None:
         optimizer,
         compute_loss=loss_that_dies,
         schedule=Schedule(audit_every=2, check_every=2, ckpt_every=None),
-        step=start,
-        settings=named,
+        settings=settings_for(rank),
         mode="deferred" if deferred else "immediate",
     )
-    if mode in TAKES_OVER:
-        take_over(guard, mode if rank == one else "")
     if mode.startswith("stops"):  # the start itself may take longer on a busy machine
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=8))
     if mode == "alarm" or mode.endswith("arbitration"):
@@ -110,6 +94,4 @@ def main(mode: str, one: int) -> None:
 
 
 if __name__ == "__main__":
-    if (sys.argv[1], sys.argv[2]) == ("bad local rank", os.environ["RANK"]):
-        os.environ["LOCAL_RANK"] = "first"
     main(sys.argv[1], int(sys.argv[2]))

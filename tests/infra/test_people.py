@@ -78,6 +78,7 @@ def test_the_dashboard_finds_jobs_and_shows_every_alarm(resources: Resources) ->
         "sdc_audits_skipped",
         "sdc_last_pass_age_steps",
         "sdc_heartbeat",
+        "sdc_overhead_percent",
         "incidents_open",
         "seconds_to_approve",
     ):

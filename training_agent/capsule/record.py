@@ -7,7 +7,6 @@ fit or cannot be written is said on the log: nothing here delays or endangers th
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,6 +18,7 @@ from torch import Tensor
 from .. import _trail
 from .._capture import Capture
 from .._evidence import Evidence
+from .._patience import within
 from ..contract import CapsuleRef, Contest, Finding, Place
 from ..determinism import deterministic, environment
 from ..digest import digest
@@ -75,10 +75,9 @@ def write_all(files: Sequence[tuple[Path, bytes]], patience: timedelta) -> None:
             except OSError as e:
                 log_line("warning", message=f"{path} could not be written: {e}")
 
-    thread = threading.Thread(target=write, name="sdc-capsule", daemon=True)
-    thread.start()
-    thread.join(patience.total_seconds())
-    if thread.is_alive():
+    try:
+        within(patience.total_seconds(), write)
+    except TimeoutError:
         log_line("warning", message=f"{files[0][0]} was not written within {patience.total_seconds():g} s.")
 
 

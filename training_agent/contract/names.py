@@ -34,6 +34,7 @@ class Metric(str, Enum):
     AUDITS_SKIPPED = "sdc_audits_skipped"
     LAST_PASS_AGE_STEPS = "sdc_last_pass_age_steps"
     HEARTBEAT = "sdc_heartbeat"
+    OVERHEAD_PERCENT = "sdc_overhead_percent"  # of the wall time, inside replays and weight checks
     DROPPED_MESSAGES = "sdc_agent_dropped"
 
 
@@ -66,6 +67,9 @@ class Env(str, Enum):
     QUARANTINE_TABLE = "SDC_QUARANTINE_TABLE"
     HOLD_TIMEOUT = "SDC_HOLD_TIMEOUT_SECONDS"
     TERMINATION_LOG = "SDC_TERMINATION_LOG"
+    IMAGE = "SDC_IMAGE"  # of the container; Kubernetes does not tell a pod, the manifest can
+    OTLP_ENDPOINT = "SDC_OTLP_ENDPOINT"  # http://host:4318 of an OpenTelemetry collector
+    POD_EVENTS = "SDC_POD_EVENTS"  # 1: an alarm becomes a Kubernetes Event on the named pods
     EXIT_CODE_DIR = "SDC_EXIT_CODE_DIR"  # of `training_agent.run`: workers leave their codes there
     CAPSULE_MB = "SDC_CAPSULE_MB"  # largest repro capsule of an alarm, in MB; 0: none is written
     BISECT = "SDC_BISECT"  # set by `sdc bisect`: the file with what this launch computes again
@@ -74,7 +78,7 @@ class Env(str, Enum):
     RANK = "RANK"  # this and the rest: set by torchrun
     LOCAL_RANK = "LOCAL_RANK"
     WORLD_SIZE = "WORLD_SIZE"
-    NODE_RANK = "GROUP_RANK"
+    LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
     RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 
 

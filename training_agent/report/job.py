@@ -1,14 +1,17 @@
 """The reporter of a real job: first the disk, then the log, then AWS.
 
-In: what the guard calls. Out: spool, log line, termination log, `quarantine.json`, and events and metrics
-through `report.publisher`. Nothing here raises into training: what cannot be written is said on the log.
+In: what the guard calls. Out: spool, log line, termination log, `quarantine.json`; events and metrics through
+`report.publisher`, what is optional through `report.beside`. Nothing here raises into training, and no file
+system or network that hangs keeps an alarm from its other ways out.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from .._patience import FILES_S, within
 from ..clients import ClientFactory, boto3_client
 from ..contract import (
     Alarm,
@@ -24,8 +27,11 @@ from ..log_line import log_line
 from ..quarantine import add_to_record, entries_of
 from ..settings import AgentSettings
 from ..spool import spool_of
+from .beside import Beside, Sink
 from .event_bus import Event, alarm_event
 from .metrics import MetricState
+from .otlp import Otlp
+from .pod_event import PodEvents
 from .publisher import Publisher
 from .types import StepChecks
 
@@ -34,11 +40,14 @@ _TERMINATION_LOG_BYTES = 4096  # Kubernetes cuts after that
 
 
 def choose_publishers(places: Sequence[Place]) -> frozenset[int]:
-    """Ranks that send alarms: rank 0, and the lowest rank on another node in case rank 0's is dying."""
+    """Ranks that send alarms: the lowest, and the lowest on another node in case the first's is dying.
+
+    On one node its second rank: the first may be killed while it sends.
+    """
     by_rank = sorted(places, key=lambda p: p.rank)
     home = by_rank[0].node
-    elsewhere = [p.rank for p in by_rank if p.node != home]
-    return frozenset({by_rank[0].rank, *elsewhere[:1]})
+    others = sorted(by_rank[1:], key=lambda p: (p.node == home, p.rank))
+    return frozenset({by_rank[0].rank, *(p.rank for p in others[:1])})
 
 
 def job_reporter(
@@ -56,8 +65,8 @@ def job_reporter(
     settings: of this process.
     rank: global rank.
     publishers: ranks that send alarms (see `choose_publishers`); by default rank 0 and the first rank of
-        torchrun's second node. Duplicates are dropped by delivery key. Rank 0 alone keeps `quarantine.json`
-        and the metrics; every rank spools and logs.
+        the second node, or on a single node its second rank. Duplicates are dropped by delivery key. Rank 0
+        alone keeps `quarantine.json` and the metrics; every rank spools and logs.
     client: makes boto3-like clients, by service name.
     metrics_every_s: interval of the metrics, seconds.
     """
@@ -92,6 +101,14 @@ class JobReporter:
                 metrics_every_s=metrics_every_s,
                 on_sent=self._mark_sent,
             )
+            if publishes or os.environ.get(Env.LOCAL_RANK, "0") == "0":  # who registers a node
+                self._publisher.prepare()
+        self._beside = Beside(self._sinks(), metrics_every_s)
+
+    @property
+    def dropped(self) -> int:
+        """Events that were not sent so far: the queue was full, or all tries failed."""
+        return 0 if self._publisher is None else self._publisher.dropped
 
     def started(self, registration: NodeRegistration | None) -> None:
         """Publish the node's registration, and alarms that an earlier start could not send."""
@@ -109,24 +126,40 @@ class JobReporter:
         if self._metrics is not None and self._publisher is not None:
             self._metrics.progress(step, checks)
             self._publisher.alive()
+        self._beside.progress(step, checks)
 
     def alarm(self, alarm: Alarm) -> None:
         """Spool, log, termination log, quarantine record; then send and wait at most `FLUSH_S` seconds."""
         key = delivery_key(alarm)
-        self._try("spool the alarm", lambda: self._spool.put(alarm))
+        self._write("spool the alarm", lambda: self._spool.put(alarm))
         log_line("alarm", rank=self._rank, delivery_key=key, alarm=to_plain(alarm))
-        self._try("write the termination log", lambda: self._write_termination_log(alarm, key))
+        self._write("write the termination log", lambda: self._write_termination_log(alarm, key))
         if self._rank == 0:
-            self._try("write the record of suspects", lambda: self._quarantine(alarm))
+            self._write("write the record of suspects", lambda: self._quarantine(alarm))
+        until = time.monotonic() + FLUSH_S
+        self._try("tell the collector and the pods", lambda: self._beside.alarm(alarm))
         if self._publisher is not None:
             publisher = self._publisher
             self._try("send the alarm", lambda: self._send(publisher, alarm))
+        self._beside.flush(until - time.monotonic())
 
     def close(self) -> None:
-        """Send the last metrics and end the thread."""
+        """Send the last metrics and end the threads."""
+        until = time.monotonic() + FLUSH_S
+        self._beside.want()
         if self._publisher is not None:
             self._publisher.want_metrics()
             self._publisher.close(FLUSH_S)
+        self._beside.close(until - time.monotonic())
+
+    def _sinks(self) -> list[Sink]:
+        settings = self._settings
+        sinks: list[Sink] = []
+        if settings.otlp_endpoint and self._rank == 0:
+            sinks.append(Otlp(settings.otlp_endpoint, settings, lambda: self.dropped))
+        if settings.pod_events and self._publishes:
+            sinks.append(PodEvents(settings))
+        return sinks
 
     def _send(self, publisher: Publisher, alarm: Alarm) -> None:
         if self._publishes:
@@ -171,6 +204,9 @@ class JobReporter:
         with self._settings.termination_log.open("wb") as f:
             f.write(text.encode()[:_TERMINATION_LOG_BYTES])
 
+    def _write(self, what: str, act: Callable[[], object]) -> None:
+        self._try(what, lambda: within(FILES_S, act))
+
     def _try(self, what: str, act: Callable[[], object]) -> None:
         try:
             act()
@@ -178,6 +214,8 @@ class JobReporter:
             log_line("warning", rank=self._rank, message=f"Could not {what}: {type(e).__name__}: {e}")
 
 
-def _sends_by_default(rank: int) -> bool:
-    second_node = os.environ.get(Env.NODE_RANK) == "1" and os.environ.get(Env.LOCAL_RANK) == "0"
-    return rank == 0 or second_node
+def _sends_by_default(rank: int, environ: Mapping[str, str] = os.environ) -> bool:
+    """Rank 0, and the first rank of another node; where there is one node only, its second rank."""
+    sizes = [environ.get(name, "1") for name in (Env.LOCAL_WORLD_SIZE, Env.WORLD_SIZE)]
+    on_a_node, in_all = (int(size) if size.isdecimal() else 1 for size in sizes)
+    return rank in (0, on_a_node if on_a_node < in_all else 1)

@@ -7,10 +7,13 @@ for the job. Ranks travel in events, never as dimensions.
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 from ..contract import Alarm, Check, Metric
 from .types import StepChecks
+
+NAMED = (Metric.NONFINITE_GRAD, Metric.REPLAY_MISMATCH, Metric.DIVERGENT_TENSORS)
 
 
 def counts(alarm: Alarm) -> dict[Metric, int]:
@@ -29,6 +32,25 @@ def counts(alarm: Alarm) -> dict[Metric, int]:
     return found
 
 
+class Overhead:
+    """Share of the wall time that the training thread spent inside replays and weight checks."""
+
+    def __init__(self) -> None:
+        self._spent_s = 0.0
+        self._began = time.monotonic()
+
+    def add(self, seconds: float) -> None:
+        """Note a step's checks."""
+        self._spent_s += seconds
+
+    def take(self) -> float:
+        """Percent since the last call, 0 to 100."""
+        spent_s, self._spent_s = self._spent_s, 0.0
+        now = time.monotonic()
+        elapsed_s, self._began = now - self._began, now
+        return 100.0 * min(spent_s / elapsed_s, 1.0) if elapsed_s > 0 else 0.0
+
+
 class MetricState:
     """What happened since the last publication; written by the training thread, read by the publisher's."""
 
@@ -42,6 +64,7 @@ class MetricState:
         self._last_pass = 0
         self._audits = 0
         self._skipped = self._skipped_before = 0  # audits of this start, now and at the last publication
+        self._overhead = Overhead()
         self._alarm: Alarm | None = None
 
     def progress(self, step: int, checks: StepChecks) -> None:
@@ -49,6 +72,7 @@ class MetricState:
         with self._lock:
             self._step = step
             self._audits += int(checks.audited)
+            self._overhead.add(checks.seconds)
             self._skipped = checks.audits_skipped
             self._last_pass = (
                 checks.last_audit_pass or 0
@@ -64,14 +88,13 @@ class MetricState:
         with self._lock:
             if self._step is None and self._alarm is None:
                 return []
-            values: dict[Metric, int] = dict.fromkeys(
-                (Metric.NONFINITE_GRAD, Metric.REPLAY_MISMATCH, Metric.DIVERGENT_TENSORS), 0
-            )
+            values: dict[Metric, float] = dict.fromkeys(NAMED, 0)
             if self._alarm is not None:
                 values.update(counts(self._alarm))
             values[Metric.HEARTBEAT] = 1
             values[Metric.AUDITS_DONE] = self._audits
             values[Metric.AUDITS_SKIPPED] = self._skipped - self._skipped_before
+            values[Metric.OVERHEAD_PERCENT] = self._overhead.take()
             values[Metric.DROPPED_MESSAGES] = dropped
             if self._step is not None:
                 values[Metric.LAST_PASS_AGE_STEPS] = self._step - self._last_pass
@@ -79,7 +102,12 @@ class MetricState:
             self._skipped_before = self._skipped
             self._alarm = None
         return [
-            {"MetricName": metric.value, "Dimensions": dimensions, "Value": float(value), "Unit": "Count"}
+            {
+                "MetricName": metric.value,
+                "Dimensions": dimensions,
+                "Value": float(value),
+                "Unit": "Percent" if metric is Metric.OVERHEAD_PERCENT else "Count",
+            }
             for metric, value in values.items()
             for dimensions in self._dimension_sets
         ]

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +76,14 @@ class Publisher:
         """Events that were not sent: the queue was full, or all tries failed."""
         return self._dropped
 
+    def prepare(self) -> None:
+        """Start the thread, which imports boto3 and makes clients: while the model is built, not in a step.
+
+        Both are seconds of Python, for which the training thread would wait at every lock that it gives up.
+        """
+        with self._changed:
+            self._wake()
+
     def offer(self, event: Event) -> None:
         """Queue an event; when the queue is full, the oldest that is no alarm gives way, else the new one."""
         with self._changed:
@@ -106,6 +115,8 @@ class Publisher:
     def flush(self, timeout_s: float) -> bool:
         """Wait until alarms and metrics were sent or given up; False when `timeout_s` ended first."""
         with self._changed:
+            if self._thread is None:  # nothing was ever offered, or nobody is there to send it
+                return not self._open_work()
             return self._changed.wait_for(lambda: not self._open_work(), timeout_s)
 
     def close(self, timeout_s: float) -> None:
@@ -120,11 +131,20 @@ class Publisher:
 
     def _wake(self) -> None:
         if self._thread is None and not self._closing:
-            self._thread = threading.Thread(target=self._run, name="sdc-publisher", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="sdc-publisher", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as e:  # no more threads for this process: training must not end by that
+                self._warn(f"no thread: {e}", e)
+                return
+            self._thread = thread
         self._changed.notify_all()
 
     def _run(self) -> None:
+        with suppress(Exception):  # said when something is to be sent
+            self._get("events")
+            if self._metrics is not None:
+                self._get("cloudwatch")
         while True:
             with self._changed:
                 while not self._ready():
@@ -132,7 +152,7 @@ class Publisher:
                         return
                     self._changed.wait(self._pause_s())
                 due = self._take()
-                metrics = self._metrics_wanted or time.monotonic() >= self._metrics_due
+                metrics = self._metrics_wanted or self._interval_over()
                 self._metrics_wanted = False
                 self._busy = True
             try:
@@ -149,8 +169,12 @@ class Publisher:
 
     def _ready(self) -> bool:
         now = time.monotonic()
-        metrics_due = self._metrics is not None and now >= self._metrics_due
-        return self._metrics_wanted or metrics_due or any(w.not_before <= now for w in self._queue)
+        waiting = any(w.not_before <= now for w in self._queue)
+        return self._metrics_wanted or waiting or self._interval_over()
+
+    def _interval_over(self) -> bool:
+        """A closed publisher sends what waits and ends, however short its interval is."""
+        return self._metrics is not None and not self._closing and time.monotonic() >= self._metrics_due
 
     def _pause_s(self) -> float:
         now = time.monotonic()

@@ -17,6 +17,7 @@ class StepChecks:
     last_audit_pass: int | None  # step of the last passed audit
     last_weight_check_pass: int | None
     audits_skipped: int = 0  # of this start so far: due, and nothing could be compared (or replays are off)
+    seconds: float = 0.0  # of the training thread, inside replays and weight checks since the step before
 
 
 class Reporter(Protocol):

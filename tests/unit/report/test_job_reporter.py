@@ -18,12 +18,10 @@ import pytest
 from training_agent.contract import Alarm, Check, FindingKind, NodeRegistration, Pair, decode, delivery_key
 from training_agent.quarantine import entries_of, read_record
 from training_agent.report import StepChecks, choose_publishers, job_reporter
-from training_agent.report.metrics import MetricState
 from training_agent.spool import Spool, name_of
 
 from .builders import ROOT, FakeAws, a_finding, a_place, a_registration, an_alarm, settings_of
 
-PASSED = StepChecks(audited=True, weight_checked=True, last_audit_pass=10, last_weight_check_pass=10)
 BETWEEN = StepChecks(audited=False, weight_checked=False, last_audit_pass=10, last_weight_check_pass=10)
 
 
@@ -93,14 +91,25 @@ def test_two_publishers_send_the_same_key(tmp_path: Path) -> None:
 
 def test_publishers_are_rank_0_and_the_first_rank_of_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_publishers([a_place(r) for r in (5, 1, 0, 2, 4, 3)]) == {0, 2}
-    assert choose_publishers([a_place(0), a_place(1)]) == {0}
+    assert choose_publishers([a_place(0), a_place(1)]) == {0, 1}
+    assert choose_publishers([a_place(0)]) == {0}
     aws = FakeAws()
-    monkeypatch.setenv("GROUP_RANK", "1")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    job_reporter(settings_of(None, 2), 2, client=aws.factory).alarm(an_alarm())
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    job_reporter(settings_of(None, 3), 3, client=aws.factory).alarm(an_alarm())
-    assert len(aws.events) == 1
+    monkeypatch.setenv("WORLD_SIZE", "6")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    sent = []
+    for rank in range(6):
+        job_reporter(settings_of(None, rank), rank, client=aws.factory).alarm(an_alarm())
+        sent.append(len(aws.events))
+    assert sent == [1, 1, 2, 2, 2, 2]
+
+
+def test_on_a_single_node_two_ranks_send_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    aws = FakeAws()
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    for rank in range(3):
+        job_reporter(settings_of(None, rank), rank, client=aws.factory).alarm(an_alarm())
+    assert len(aws.events) == 2
 
 
 def test_an_alarm_that_names_nobody_holds_the_job(tmp_path: Path) -> None:
@@ -144,80 +153,6 @@ def test_the_next_start_sends_what_the_last_one_could_not_under_the_same_key(
     third.started(None)
     third.close()
     assert len(aws.events) == 1
-
-
-def test_healthy_training_publishes_zeros_and_signs_of_life(tmp_path: Path) -> None:
-    aws = FakeAws()
-    reporter = job_reporter(settings_of(tmp_path), 0, client=aws.factory)
-    reporter.progress(10, PASSED)
-    reporter.progress(17, BETWEEN)
-    reporter.close()
-    total = [sum(metric(c, "sdc_audits_done")) for c in aws.metrics]
-    assert sum(total) == 2.0  # one audit, once by cluster and once by cluster and job
-    last = aws.metrics[-1]
-    assert last["Namespace"] == "TrainingSDC"
-    for name in ("sdc_nonfinite_grad", "sdc_replay_mismatch", "sdc_divergent_tensors"):
-        assert metric(last, name) == [0.0, 0.0]
-    assert metric(last, "sdc_heartbeat") == [1.0, 1.0]
-    assert metric(last, "sdc_last_pass_age_steps") == [7.0, 7.0]
-    assert [d["Dimensions"] for d in last["MetricData"][:2]] == [
-        [{"Name": "Cluster", "Value": "demo"}],
-        [{"Name": "Cluster", "Value": "demo"}, {"Name": "Job", "Value": "llama"}],
-    ]
-
-
-def test_what_was_given_up_is_counted_in_a_metric(tmp_path: Path) -> None:
-    aws = FakeAws()
-    aws.refuse = lambda call, index: True
-    reporter = job_reporter(settings_of(tmp_path), 0, client=aws.factory)
-    reporter.alarm(an_alarm())
-    reporter.progress(31, BETWEEN)
-    reporter.close()
-    assert metric(aws.metrics[-1], "sdc_agent_dropped") == [1.0, 1.0]
-
-
-def test_an_audit_and_an_alarm_are_counted_in_one_publication_only() -> None:
-    state = MetricState("demo", "llama")
-    state.progress(10, PASSED)
-    state.alarm(an_alarm())
-    first, second = ({"MetricData": state.take(0)} for _ in range(2))
-    assert metric(first, "sdc_audits_done")[0] == 1.0
-    assert metric(first, "sdc_replay_mismatch")[0] == 1.0
-    assert metric(second, "sdc_audits_done")[0] == 0.0
-    assert metric(second, "sdc_replay_mismatch")[0] == 0.0
-
-
-def test_skipped_audits_are_counted_once() -> None:
-    state = MetricState("demo", "llama")
-    seen = []
-    for step, skipped in ((10, 1), (20, 3), (21, 3)):
-        state.progress(step, StepChecks(False, False, None, None, audits_skipped=skipped))
-        seen.append(metric({"MetricData": state.take(0)}, "sdc_audits_skipped")[0])
-    assert seen == [1.0, 2.0, 0.0]
-
-
-def test_a_job_that_computes_nothing_sends_no_heartbeat(tmp_path: Path) -> None:
-    aws = FakeAws()
-    reporter = job_reporter(settings_of(tmp_path), 0, client=aws.factory)
-    reporter.started(None)
-    reporter.close()
-    assert aws.metrics == []
-
-
-@pytest.mark.parametrize(
-    ("alarm", "expected"),
-    [
-        (an_alarm(check=Check.NONFINITE, nonfinite_ranks=(1, 4)), [2.0, 0.0, 0.0]),
-        (an_alarm(check=Check.NONFINITE, reduced_nonfinite=True), [1.0, 0.0, 0.0]),
-        (an_alarm(check=Check.REPLAY), [0.0, 1.0, 0.0]),
-        (an_alarm(check=Check.WEIGHTS, divergent_count=7), [0.0, 0.0, 7.0]),
-    ],
-)
-def test_an_alarm_publishes_its_real_counts(tmp_path: Path, alarm: Alarm, expected: list[float]) -> None:
-    aws = FakeAws()
-    job_reporter(settings_of(tmp_path), 0, client=aws.factory).alarm(alarm)
-    names = ("sdc_nonfinite_grad", "sdc_replay_mismatch", "sdc_divergent_tensors")
-    assert [metric(aws.metrics[-1], n)[0] for n in names] == expected
 
 
 def test_a_disk_that_cannot_be_written_does_not_stop_the_alarm(

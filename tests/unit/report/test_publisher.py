@@ -11,6 +11,7 @@ from training_agent.contract import MAX_DETAIL_BYTES, Contest, DetailType, Vote,
 from training_agent.contract.alarm import Alarm
 from training_agent.report import publisher as module
 from training_agent.report.event_bus import Event, alarm_event, batches, put
+from training_agent.report.metrics import MetricState
 from training_agent.report.publisher import Publisher
 from training_agent.spool import name_of
 
@@ -137,6 +138,17 @@ def test_a_registration_is_tried_longer_and_an_alarm_takes_it_along(monkeypatch:
     assert [e["DetailType"] for e in aws.events] == ["SDC Node Registered", "SDC Alarm"]
 
 
+def test_clients_are_made_before_there_is_anything_to_send() -> None:
+    asked: list[str] = []
+
+    def factory(service: str) -> FakeAws:
+        asked.append(service)
+        return FakeAws()
+
+    Publisher("sdc-bus", factory, metrics=MetricState("demo", "llama")).prepare()
+    eventually(lambda: asked == ["events", "cloudwatch"])
+
+
 def test_a_flush_is_bounded() -> None:
     aws = FakeAws()
     publisher = held_back(aws)
@@ -177,3 +189,17 @@ def test_an_alarm_too_large_for_an_event_goes_without_its_votes_under_the_same_k
     assert slim.findings == alarm.findings
     assert event.key == name_of(alarm) == name_of(slim)
     assert delivery_key(alarm) == delivery_key(slim)
+
+
+def test_a_closed_publisher_ends_although_every_call_takes_longer_than_the_interval() -> None:
+    aws = FakeAws()
+    aws.slow_s = 0.05
+    metrics = MetricState("demo", "llama")
+    metrics.alarm(an_alarm())
+    publisher = Publisher("sdc-bus", aws.factory, metrics=metrics, metrics_every_s=0.0)
+    publisher.prepare()
+    eventually(lambda: bool(aws.metrics))
+    publisher.close(10)
+    assert publisher._thread is not None
+    publisher._thread.join(10)
+    assert not publisher._thread.is_alive()

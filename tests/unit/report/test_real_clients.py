@@ -57,6 +57,7 @@ def test_alarm_and_metrics_arrive(tmp_path: Path) -> None:
         "sdc_audits_done",
         "sdc_audits_skipped",
         "sdc_last_pass_age_steps",
+        "sdc_overhead_percent",
         "sdc_agent_dropped",
     }
 
