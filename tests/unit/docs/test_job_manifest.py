@@ -8,7 +8,7 @@ from docs.render import README, ROOT
 from training_agent.contract import Env
 
 JOB = ROOT / "examples" / "hyperpod" / "job.yaml"
-NOT_SET_BY_PEOPLE = {Env.EXIT_CODE_DIR, Env.PREFLIGHT}
+NOT_SET_BY_PEOPLE = {Env.EXIT_CODE_DIR, Env.PREFLIGHT, Env.BISECT}  # by commands
 OF_AWS = {"AWS_REGION"}
 
 
