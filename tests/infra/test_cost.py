@@ -11,7 +11,7 @@ def test_the_table_of_the_runbook_is_fresh() -> None:
 
 def test_more_jobs_cost_more_metrics() -> None:
     few, many = (sum(at_rest(Use(jobs=jobs), Prices()).values()) for jobs in (1, 11))
-    assert round(many - few, 2) == round(10 * (16 * 0.30 + 30 * 24 * 60 * 0.01 / 1000), 2)
+    assert round(many - few, 2) == round(10 * (18 * 0.30 + 30 * 24 * 60 * 0.01 / 1000), 2)
 
 
 def test_an_incident_costs_cents() -> None:
