@@ -108,7 +108,7 @@ class Examiner:
             at_start: nothing has shown yet that these GPUs can agree (the preflight).
         """
         with self.stopwatch.running():
-            return self._examined(step, batch, original, nonfinite, obstacle, at_start)
+            return self._examined(step, batch, original, nonfinite, micro_batches, obstacle, at_start)
 
     def _examined(
         self,
@@ -116,6 +116,7 @@ class Examiner:
         batch: MicroBatch | None,
         original: Evidence | None,
         nonfinite: tuple[int, ...],
+        micro_batches: int,
         obstacle: str | None,
         at_start: bool,
     ) -> AuditPass | Sighting | ReplayOff | str:
