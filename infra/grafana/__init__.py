@@ -62,6 +62,8 @@ LOOKED_AT = (
           (_now(Metric.LAST_PASS_AGE_STEPS),)),
     Panel("Heartbeats", "One for each job that trains. A gap: the agent hangs, or the job has ended.",
           (_now(Metric.HEARTBEAT, "count"),)),
+    Panel("Overhead", "Time inside replays and weight checks. A jump: another schedule, or a slow peer.",
+          (_now(Metric.OVERHEAD_PERCENT),), unit="percent"),
     Panel("Messages dropped", "Should stay zero: what the agent could not send. Alarms are on the disk too.",
           (_grown(Metric.DROPPED_MESSAGES),), alarming=True),
 )  # fmt: skip

@@ -17,14 +17,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..contract import Alarm, Metric
+from ..contract.prometheus import CLUSTER_LABEL, COUNTERS, JOB_LABEL
 from ..settings import AgentSettings
-from .metrics import NAMED, Overhead, counts
+from .metrics import Overhead, counts
 from .types import StepChecks
 
 TIMEOUT_S = 3.0  # of each operation on the socket
 _CUMULATIVE = 2  # AGGREGATION_TEMPORALITY_CUMULATIVE
 _ANSWER_BYTES = 64 * 1024
-_SUMS = (*NAMED, Metric.AUDITS_DONE, Metric.AUDITS_SKIPPED, Metric.DROPPED_MESSAGES)
+_COUNT = "{count}"  # in braces: a unit of "1" would become a part of the gauge's name in Prometheus
 
 
 class Otlp:
@@ -43,20 +44,19 @@ class Otlp:
         self._url = endpoint.rstrip("/") + "/v1/metrics"
         self._resource = {
             "service.name": "training-sdc-agent",
-            "k8s.cluster.name": settings.cluster,
             "k8s.node.name": settings.node,
             "k8s.namespace.name": settings.job.namespace,
             "k8s.pod.name": settings.pod_name or "",
-            "sdc.job": settings.job.name,
             "sdc.job.uid": settings.job.uid,
             "sdc.attempt": str(settings.job.attempt),
         }
+        self._labels = {CLUSTER_LABEL: settings.cluster, JOB_LABEL: settings.job.name}
         self._dropped = dropped
         self._lock = threading.Lock()
         self._began_ns = time.time_ns()
         self._step: int | None = None
         self._last_pass = 0
-        self._sums = dict.fromkeys(_SUMS, 0)
+        self._sums = dict.fromkeys(COUNTERS, 0)
         self._overhead = Overhead()
 
     def progress(self, step: int, checks: StepChecks) -> None:
@@ -88,7 +88,7 @@ class Otlp:
             gauges[Metric.OVERHEAD_PERCENT] = self._overhead.take()
             if self._step is not None:
                 gauges[Metric.LAST_PASS_AGE_STEPS] = self._step - self._last_pass
-        body = encode(self._resource, sums, gauges, self._began_ns, time.time_ns())
+        body = encode(self._resource, self._labels, sums, gauges, self._began_ns, time.time_ns())
         request = urllib.request.Request(  # noqa: S310 - the settings accept http and https only
             self._url, body, {"Content-Type": "application/json"}, method="POST"
         )
@@ -101,21 +101,25 @@ class Otlp:
 
 def encode(
     resource: Mapping[str, str],
+    labels: Mapping[str, str],
     sums: Mapping[Metric, int],
     gauges: Mapping[Metric, float],
     began_ns: int,
     now_ns: int,
 ) -> bytes:
-    """An ExportMetricsServiceRequest in OTLP's JSON; times are nanoseconds since 1970."""
-    now = {"timeUnixNano": str(now_ns)}
+    """An ExportMetricsServiceRequest in OTLP's JSON; times are nanoseconds since 1970.
+
+    The resource says who speaks; `labels` stand at each data point, where Prometheus makes labels of them.
+    """
+    point = {"timeUnixNano": str(now_ns), "attributes": _attributes(labels)}
     metrics: list[dict[str, Any]] = [
         {
             "name": metric.value,
-            "unit": "1",
+            "unit": _COUNT,
             "sum": {
                 "aggregationTemporality": _CUMULATIVE,
                 "isMonotonic": True,
-                "dataPoints": [{"startTimeUnixNano": str(began_ns), **now, "asInt": str(value)}],
+                "dataPoints": [{"startTimeUnixNano": str(began_ns), **point, "asInt": str(value)}],
             },
         }
         for metric, value in sums.items()
@@ -123,15 +127,20 @@ def encode(
     metrics += [
         {
             "name": metric.value,
-            "unit": "%" if metric is Metric.OVERHEAD_PERCENT else "1",
-            "gauge": {"dataPoints": [{**now, "asDouble": float(value)}]},
+            "unit": "%" if metric is Metric.OVERHEAD_PERCENT else _COUNT,
+            "gauge": {"dataPoints": [{**point, "asDouble": float(value)}]},
         }
         for metric, value in gauges.items()
     ]
-    attributes = [{"key": k, "value": {"stringValue": v}} for k, v in resource.items() if v]
     scope = {"scope": {"name": "training_agent"}, "metrics": metrics}
-    request = {"resourceMetrics": [{"resource": {"attributes": attributes}, "scopeMetrics": [scope]}]}
+    request = {
+        "resourceMetrics": [{"resource": {"attributes": _attributes(resource)}, "scopeMetrics": [scope]}]
+    }
     return json.dumps(request, separators=(",", ":")).encode()
+
+
+def _attributes(values: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"key": k, "value": {"stringValue": v}} for k, v in values.items() if v]
 
 
 def _rejected(answer: bytes) -> int:

@@ -48,7 +48,10 @@ def test_healthy_training_tells_the_collector_zeros_and_signs_of_life_without_an
     assert max(collector.values("sdc_overhead_percent")) > 0
     (resource,) = collector.bodies[-1]["resourceMetrics"]
     attributes = {a["key"]: a["value"]["stringValue"] for a in resource["resource"]["attributes"]}
-    assert attributes["k8s.cluster.name"] == "demo" and attributes["k8s.pod.name"] == "pod-0"
+    assert attributes["service.name"] == "training-sdc-agent" and attributes["k8s.pod.name"] == "pod-0"
+    points = [(m.get("sum") or m["gauge"])["dataPoints"][0] for m in resource["scopeMetrics"][0]["metrics"]]
+    labels = [{a["key"]: a["value"]["stringValue"] for a in p["attributes"]} for p in points]
+    assert labels == [{"cluster": "demo", "sdc_job": "llama"}] * len(Metric)
     assert "rank" not in json.dumps(collector.bodies)
 
 
@@ -116,11 +119,13 @@ def test_only_rank_0_tells_the_collector(tmp_path: Path, collector: Collector) -
 
 def test_what_is_sent_is_otlp_json() -> None:
     """64-bit integers are strings, enums are numbers, sums say since when: the OTLP specification's JSON."""
-    body = json.loads(otlp.encode({"service.name": "x", "empty": ""}, {Metric.AUDITS_DONE: 2}, {}, 10, 20))
+    body = json.loads(
+        otlp.encode({"service.name": "x", "empty": ""}, {}, {Metric.AUDITS_DONE: 2}, {}, 10, 20)
+    )
     (resource,) = body["resourceMetrics"]
     assert resource["resource"]["attributes"] == [{"key": "service.name", "value": {"stringValue": "x"}}]
     (metric,) = resource["scopeMetrics"][0]["metrics"]
-    point = {"startTimeUnixNano": "10", "timeUnixNano": "20", "asInt": "2"}
+    point = {"startTimeUnixNano": "10", "timeUnixNano": "20", "attributes": [], "asInt": "2"}
     assert metric["sum"] == {"aggregationTemporality": 2, "isMonotonic": True, "dataPoints": [point]}
 
 
