@@ -101,7 +101,7 @@ def kept(case: Case, size: str) -> dict[str, Any] | None:
 def _case(case: Case, size: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         args = (str(case.tokens), str(case.seconds), size)
-        launch("tests.bench.worker", case.ranks, Path(folder), *args, timeout=600, gpus=1)
+        launch("tests.bench.worker", case.ranks, Path(folder), *args, timeout=600, gpus=1, fresh=True)
         raw = json.loads((Path(folder) / "rounds.json").read_text())
     rounds = [Round(r["kind"], r["seconds"]) for r in raw["rounds"]]
     a_a = figures.quiet(rounds)

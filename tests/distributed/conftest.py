@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import pytest
 
-from tests.ranks import start
+from tests.ranks import Process, start
 from training_agent.contract import Alarm, ExitCode, decode
 
 RANKS = 6
@@ -50,7 +50,7 @@ def launch(
     return ended
 
 
-def _still_running(processes: list[subprocess.Popen[str]], deadline: float) -> list[subprocess.Popen[str]]:
+def _still_running(processes: list[Process], deadline: float) -> list[Process]:
     """Wait for all of them together; those that run on at the deadline."""
     for p in processes:
         with suppress(subprocess.TimeoutExpired):

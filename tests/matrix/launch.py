@@ -11,11 +11,19 @@ from tests.ranks import start
 
 
 def launch(
-    module: str, ranks: int, folder: Path, *args: str, timeout: float, gpus: int = 2, show: bool = False
+    module: str,
+    ranks: int,
+    folder: Path,
+    *args: str,
+    timeout: float,
+    gpus: int = 2,
+    show: bool = False,
+    fresh: bool = False,
 ) -> None:
     """Run `python -m module folder *args` on every rank, `gpus` of them on a node, and wait.
 
     With `show` the lines of rank 0 that begin with "- " come on stderr as they are written.
+    `fresh` as in `start`.
 
     Raises:
         RuntimeError: a rank failed or the time is over; with the end of the log of the first that failed.
@@ -23,7 +31,7 @@ def launch(
     logs = [folder / f"{rank}.log" for rank in range(ranks)]
     with ExitStack() as files:
         outputs = [files.enter_context(log.open("w")) for log in logs]
-        processes = start(module, (str(folder), *args), outputs, gpus=gpus, env={})
+        processes = start(module, (str(folder), *args), outputs, gpus=gpus, env={}, fresh=fresh)
     deadline, failed, shown = time.monotonic() + timeout, None, 0
     try:
         while any(p.poll() is None for p in processes) and time.monotonic() < deadline:
