@@ -181,6 +181,7 @@ class Incident:
     joined: tuple[str, ...] = ()  # incidents whose located evidence counts here, oldest first
     restarts: tuple[int, ...] = ()  # attempts with the same alarm; since this version rows of their own
     decided_on: int = 0  # how many of them the last decision had seen
+    failures_seen: int = 0  # failed targeted audits that the last decision had seen
     synthetic: bool = False  # a fire drill: walks the path, touches nothing, can never replace
     telemetry: tuple[str, ...] | None = None  # lines around the alarm; None: not read
     readings: tuple[Reading, ...] = ()  # what the lines were made of, for the page's pictures
@@ -213,7 +214,12 @@ class Incident:
     @property
     def reopened(self) -> bool:
         """Has evidence come in that the last decision had not seen?"""
-        return len(self.joined) > self.decided_on
+        return len(self.joined) > self.decided_on or self.failures > self.failures_seen
+
+    @property
+    def failures(self) -> int:
+        """Targeted audits that computed wrong again."""
+        return sum(not claim.passed for claim in self.audits)
 
     def again(self) -> Incident:
         """Second evidence: back to where contain and decide look at everything once more."""

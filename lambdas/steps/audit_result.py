@@ -81,8 +81,14 @@ def _capsules(needs: Recorder, incident: Incident) -> frozenset[str]:
 
 
 def _with(incident: Incident, claim: AuditClaim) -> Incident:
-    """One claim per capsule; the first counts, but a later failure is never hidden by an earlier pass."""
+    """One claim per capsule; the first counts, but a failure is never hidden by passes, however many."""
     known = {(c.capsule_hash, c.passed) for c in incident.audits}
-    if (claim.capsule_hash, claim.passed) in known or len(incident.audits) >= MAX_CLAIMS:
+    if (claim.capsule_hash, claim.passed) in known:
         return incident
-    return replace(incident, audits=(*incident.audits, claim))
+    room = incident.audits
+    if len(room) >= MAX_CLAIMS:
+        passes = [c for c in room if c.passed]
+        if claim.passed or not passes:
+            return incident
+        room = tuple(c for c in room if c is not passes[-1])
+    return replace(incident, audits=(*room, claim))

@@ -52,6 +52,7 @@ def run(needs: Needs, incident_id: str) -> StepResult:
         decided_rows=rows,
         decision_reason=decision.reason + (FAILED_ONCE if incident.tries.get(INTERNAL) else ""),
         decided_on=len(incident.joined),
+        failures_seen=incident.failures,
     ).to(State.DECIDED)
     if decision.next is Next.APPROVE:  # a question of its own, with an id of its own
         asks = incident.asks + 1

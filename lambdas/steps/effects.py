@@ -129,7 +129,8 @@ def cordon(
 def uncordon(needs: Hands, incident: Incident, target: Target) -> str:
     """Take back our own cordon, once; says what was found when it is not ours any more."""
     # Evidence after a release contains the node once more: each decision's uncordon is an effect of its own.
-    name = f"uncordon:{target.node}" + (f"#{incident.decided_on}" if incident.decided_on else "")
+    decision = incident.decided_on + incident.failures_seen
+    name = f"uncordon:{target.node}" + (f"#{decision}" if decision else "")
     effect = needs.incidents.effect(incident.id, name)
     if effect is not None and effect.state is EffectState.RESULT:
         return f"{target.node} was uncordoned"

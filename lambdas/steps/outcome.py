@@ -181,7 +181,7 @@ def facts_of(
         deep_check=incident.deep_check.result,
         cordoned_by_us=bool(incident.targets) and all(t.cordoned_by_us for t in incident.targets),
         mode=effective_mode(deployed, control),
-        audit_failed=any(not claim.passed for claim in incident.audits),
+        audit_failed=incident.failures > 0,
         telemetry_read=incident.telemetry is not None,
         one_node=incident.node is not None,
         succeeded=any(is_successor(incident, one) for one in map(incidents.get, incident.joined)),

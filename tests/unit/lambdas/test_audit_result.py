@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 
 from lambdas.adapters.prometheus import Prometheus, _values
 from lambdas.domain.errors import RefusedError, UnavailableError
-from lambdas.domain.incident import CheckResult, Incident
+from lambdas.domain.incident import CheckResult, Incident, State
 from lambdas.domain.telemetry import Measure, Reading, lines
+from lambdas.steps.audit_result import MAX_CLAIMS
 from tests.events import builder
 from tests.unit.agent.capsules import sealed, write
 from training_agent.cli.app import main
@@ -49,6 +51,36 @@ def test_a_recorded_result_that_computed_wrong_again_resumes_confirm(
     driver.ask(checking)
     text = " ".join(driver.world.mail.sent[-1][2].split())
     assert "Targeted audit: computed wrong again (capsule 9f86d081884c" in text
+
+
+def test_no_number_of_passes_hides_a_failure(driver: Driver, checking: Incident) -> None:
+    """Whoever may publish could fill the list with passes."""
+    for number in range(MAX_CLAIMS + 2):
+        driver.send(result(checking, passed=True, capsule_hash=f"{number:064x}"))
+    driver.send(result(checking))
+    incident = driver.world.incidents.get(checking.id)
+    assert len(incident.audits) == MAX_CLAIMS and incident.failures == 1
+    driver.send(result(checking, passed=True, capsule_hash="f" * 64))
+    assert driver.world.incidents.get(checking.id).failures == 1
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_a_failure_after_the_decision_to_release_stops_it_or_contains_the_node_again(
+    driver: Driver, checking: Incident, released: bool
+) -> None:
+    node = f"hyperpod-{SUSPECT}"
+    rows = driver.world.incidents.rows
+    rows[checking.id] = replace(rows[checking.id], state=State.DECIDED, closing=State.RELEASED)
+    if released:
+        assert driver.step("resume", checking)["outcome"] == "waiting"
+        assert not driver.world.kubernetes.nodes[node].unschedulable
+    driver.send(result(checking))
+    assert driver.step("resume", checking)["outcome"] == "reopened"
+    link = driver.until_asked_from(checking, "contain")
+    assert driver.world.kubernetes.nodes[node].unschedulable
+    driver.answer(link, "release")
+    assert driver.step("resume", checking)["outcome"] == "waiting"
+    assert not driver.world.kubernetes.nodes[node].unschedulable, "released once before, and not again"
 
 
 def test_a_result_that_passed_releases_nothing_by_itself(driver: Driver, checking: Incident) -> None:

@@ -18,7 +18,8 @@ from training_agent.contract import decode, encode
 from .drive import Driver
 
 ADDED = {  # fields that rows of the version before do not have
-    "asks", "asking", "joined", "decided_on", "synthetic", "telemetry", "readings", "audits", "updated_at",
+    "asks", "asking", "joined", "decided_on", "failures_seen", "synthetic", "telemetry", "readings", "audits",
+    "updated_at",
 }  # fmt: skip
 
 
