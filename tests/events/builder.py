@@ -26,6 +26,7 @@ from training_agent.contract import (
     Place,
     ResumePoint,
     SecondConfirmation,
+    TargetedAuditResult,
     Verdict,
     Vote,
     encode,
@@ -123,9 +124,11 @@ def weights(rank: int, seats: tuple[Place, ...] = places()) -> Finding:
     return Finding(FindingKind.WEIGHTS, rank=rank, place=seats[rank], majority=True, evidence=text)
 
 
-def event(message: Alarm | NodeRegistration, **envelope: Any) -> dict[str, Any]:
+def event(message: Alarm | NodeRegistration | TargetedAuditResult, **envelope: Any) -> dict[str, Any]:
     """The EventBridge event around a message, as a rule hands it to its target."""
     kind = DetailType.ALARM if isinstance(message, Alarm) else DetailType.NODE_REGISTERED
+    if isinstance(message, TargetedAuditResult):
+        kind = DetailType.TARGETED_AUDIT_RESULT
     return {
         "version": "0",
         "id": "6a7e8feb-b491-4cf7-a9f1-bf3703467718",

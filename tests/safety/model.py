@@ -30,7 +30,7 @@ RANKS = NODES * builder.GPUS_PER_NODE
 SLA = timedelta(days=4)  # a day of deep checks, an approval, a day of waiting for the slot, the job's return
 GAPS = [timedelta(minutes=m) for m in (1, 5, 45, 125, 600)]
 KINDS = ("culprit", "quorum", "weights", "persistent", "transient", "replayer", "unclear", "nonfinite",
-         "reduced", "software")  # fmt: skip
+         "reduced", "software", "divergent", "nobody")  # fmt: skip
 
 ranks = st.integers(0, RANKS - 1)
 jobs = st.integers(0, JOBS - 1)
@@ -50,6 +50,10 @@ def finding(kind: str, rank: int, job: JobRun) -> Finding:
         return Finding(FindingKind.NONFINITE, rank=rank, place=seats[rank], reproduced=False)
     if kind == "reduced":
         return Finding(FindingKind.REDUCED)
+    if kind == "divergent":
+        return Finding(FindingKind.WEIGHTS, involved=seats[rank : rank + 3])
+    if kind == "nobody":
+        return Finding(FindingKind.PAIR, verdict=Verdict.UNATTRIBUTABLE, involved=seats[rank : rank + 2])
     if kind == "software":
         return Finding(FindingKind.SOFTWARE, involved=seats[:2])
     verdict = {"persistent": Verdict.PERSISTENT, "transient": Verdict.TRANSIENT}
@@ -115,6 +119,19 @@ class PipelineModel(RuleBasedStateMachine):
             )
         )
         assert not opened, "a late alarm opened an incident"
+
+    @rule(pick=picks, passed=st.booleans())
+    @precondition(lambda self: self.plant.open_incidents())
+    def audited(self, pick: int, passed: bool) -> None:
+        opened = self.plant.open_incidents()
+        self.plant.audit_result(opened[pick % len(opened)], passed=passed)
+        self.plant.pump()
+
+    @rule(pick=picks)
+    @precondition(lambda self: any(i.state.terminal for i in self.plant.world.incidents.rows.values()))
+    def execution_redriven(self, pick: int) -> None:
+        ended = [i.id for i in self.plant.world.incidents.rows.values() if i.state.terminal]
+        self.plant.redrive(ended[pick % len(ended)])
 
     @rule(job=jobs)
     def job_returns(self, job: int) -> None:

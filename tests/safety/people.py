@@ -9,9 +9,14 @@ import contextlib
 import json
 import re
 
-from lambdas import approval_api
+from lambdas import approval_api, handlers
 from lambdas.domain.approval import Answer, Approval, hash_of
+from lambdas.domain.errors import PipelineError
+from lambdas.domain.incident import Incident
+from lambdas.domain.times import stamp
+from tests.events import builder
 from tests.unit.lambdas.drive import CONTEXT, Driver
+from training_agent.contract import TargetedAuditResult
 
 from .machine import Killed
 from .watch import Watch
@@ -114,3 +119,25 @@ class People(Driver):
         if node is not None and node.unschedulable is not on:
             self.world.kubernetes.change(name, unschedulable=on)
             self.watch.cordoner[name] = "human" if on else ""
+
+    def redrive(self, incident_id: str) -> None:
+        """An operator lets an ended incident's states run once more, each of them."""
+        for function in ("locate", "contain", "decide", "confirm", "replace", "verify", "resume"):
+            self.wires.enter(function, incident_id)
+            with contextlib.suppress(Killed, PipelineError):
+                getattr(handlers, function)({"incident_id": incident_id}, CONTEXT)
+
+    def audit_result(self, incident: Incident, *, passed: bool) -> None:
+        """Somebody replays a capsule on the incident's node; its receipt comes over the bus."""
+        result = TargetedAuditResult(
+            cluster=builder.CLUSTER,
+            incident_id=incident.id,
+            instance_id=incident.instance_id or "",
+            gpu_uuid=None,
+            capsule_hash="9" * 64,
+            passed=passed,
+            time=stamp(self.world.clock.at),
+        )
+        self.wires.enter("ingest")
+        with contextlib.suppress(Killed):
+            self.send(builder.event(result))

@@ -1,4 +1,4 @@
-"""Looks over the handlers' shoulder: the invariants I1 to I9, judged at the moment of each effect.
+"""Looks over the handlers' shoulder: the invariants I1 to I10, judged at the moment of each effect.
 
 In: each port call before and after it is carried out, and what people and HyperPod really did. Out:
 `violations`, one sentence each. It shares no code with the guards it judges: it counts, compares and reads
@@ -73,8 +73,11 @@ class Watch:
         if call not in NEEDED:
             return
         self._halted(incident_id, call)
-        if self.world.incidents.rows[incident_id].synthetic:
+        row = self.world.incidents.rows[incident_id]
+        if row.synthetic:
             self.say("drill", f"{call} by {incident_id}, which is a fire drill")
+        if row.state.terminal and function != "resume":  # by which an operator releases
+            self.say("I10", f"{call} by {incident_id}, which has ended as {row.state.value}")
         if call == "cluster.replace":
             self._replace(incident_id, args[0])
             if function == "replace_by_label" and self.world.cluster.facts.node_recovery != "Automatic":
