@@ -153,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
     def handle_any(self) -> None:
         """Authenticate, log, answer."""
         owner = self.server.owner
-        raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        raw = self._body()
         try:
             try:
                 user = owner.user_of(self.headers.get("Authorization", ""))
@@ -173,6 +173,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(out)))
         self.end_headers()
         self.wfile.write(out)
+
+    def _body(self) -> bytes:
+        """Of known length, or in chunks (RFC 9112, 7.1), as kubectl streams a file."""
+        if "chunked" not in (self.headers.get("Transfer-Encoding") or ""):
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        found = b""
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            found += self.rfile.read(size)
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass  # trailers
+        return found
 
     do_GET = do_PATCH = do_PUT = do_POST = do_DELETE = handle_any  # noqa: N815
 

@@ -100,11 +100,15 @@ class Approvals(Construct):
         fix(policy, "SignedApproverPolicy")
 
     def _stage(self, config: Deployment) -> None:
-        access_log = logs.LogGroup(
-            self,
+        access_log = fix(
+            logs.LogGroup(
+                self,
+                "ReviewAccessLog",
+                log_group_name=vended("apis", config),
+                retention=retention(config),
+                removal_policy=cdk.RemovalPolicy.DESTROY,
+            ),
             "ReviewAccessLog",
-            retention=retention(config),
-            removal_policy=cdk.RemovalPolicy.DESTROY,
         )
         apigateway.CfnStage(
             self,
@@ -135,6 +139,16 @@ ACCESS_LOG_FORMAT = json.dumps(
         )
     }
 )
+
+
+def vended(kind: str, config: Deployment) -> str:
+    """Name of a log group that a service, not a function, writes to.
+
+    Each such group is added to one resource policy of the account, of 5,120 characters at most: in an account
+    with many of them a deployment fails. Groups below /aws/vendedlogs/ are let in by their prefix (Step
+    Functions, "Logging using CloudWatch Logs").
+    """
+    return f"/aws/vendedlogs/{kind}/{config.stack}"
 
 
 def retention(config: Deployment) -> logs.RetentionDays:

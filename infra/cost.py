@@ -13,6 +13,7 @@ from pathlib import Path
 OPERATE = Path(__file__).resolve().parent.parent / "docs" / "operate.md"
 BEGIN, END = "<!-- cost -->\n", "<!-- /cost -->"
 MINUTES_A_MONTH = 30 * 24 * 60
+HOURS_A_MONTH = MINUTES_A_MONTH / 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class Prices:
 class Use:
     """What happens; the first group is this stack's own."""
 
-    alarms: int = 19
-    metrics_of_the_pipeline: int = 10
+    alarms: int = 21
+    metrics_of_the_pipeline: int = 12  # of a quiet reconciler
     metrics_of_a_job: int = 18  # nine metrics, each with {Cluster} and with {Cluster, Job}
     memory_gb: float = 0.5
     reconcile_seconds: float = 3.0
@@ -54,6 +55,8 @@ class Use:
     rows_written: int = 80
     rows_read: int = 200
     approvers: int = 3
+    metrics_of_an_incident: int = 16  # that are put only then: its states, its end, durations, arrivals
+    hours_open: float = 4.0
 
 
 def at_rest(use: Use, price: Prices) -> dict[str, float]:
@@ -86,6 +89,7 @@ def of_an_incident(use: Use, price: Prices) -> dict[str, float]:
         * (use.step_seconds * use.memory_gb * price.lambda_gb_second + price.lambda_request),
         "rows": use.rows_written * price.write_unit + use.rows_read * price.read_unit,
         "key": (use.rows_written + use.rows_read) * price.kms_request,
+        "metrics": use.metrics_of_an_incident * use.hours_open / HOURS_A_MONTH * price.custom_metric_month,
         "mails": use.approvers * 2 * price.mail,
         "logs": 1e-3 * price.log_gb,
     }

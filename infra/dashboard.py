@@ -1,13 +1,14 @@
 """The dashboard that an operator wants open, on cdk-monitoring-constructs.
 
 In: the cluster's name, the state machine, the queues, all alarms. Out: one CloudWatch dashboard. Per job:
-audits, age of the last pass, heartbeats, what the agent dropped; open incidents by state; time to contain,
-approve, replace. Jobs come and go, so they are found by search, never listed.
+audits, age of the last pass, what the checks cost, heartbeats, what the agent dropped; incidents by state,
+open and ended; time to contain, approve, replace. Jobs come and go, so they are found by search, never
+listed. `tests/infra/test_dashboard.py` holds that each metric here is put by somebody, and each put here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import aws_cdk as cdk
 import cdk_monitoring_constructs as cm
@@ -18,6 +19,7 @@ from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
 from lambdas.domain.incident import State
+from lambdas.steps.outcome import ENDED_IN
 from lambdas.steps.reconcile import IN_STATE
 from training_agent.contract.names import METRIC_NAMESPACE, Metric
 
@@ -37,6 +39,13 @@ PER_JOB = (
 )
 OF_INCIDENTS = ("incidents_open", "oldest_open_incident_seconds", "jobs_without_heartbeat", "breaker_open")
 BY_STATE = tuple(IN_STATE + state.value.lower() for state in State if not state.terminal)
+ENDED = tuple(ENDED_IN + state.value.lower() for state in State if state.terminal)
+ARRIVALS = ("AlarmsReceived", "IncidentsOpened", "AlarmsRejected")  # of `ingest`
+LEFT_BEHIND = (
+    "incidents_without_progress", "incidents_abandoned", "unknown_outcomes", "cordons_without_incident",
+    "alarms_without_incident", "decisions_delivered", "approvers_without_confirmation",
+)  # fmt: skip
+RECONCILER = ("reconcile_done", "reconcile_failed_looks")
 DURATIONS = ("seconds_to_contain", "seconds_to_approve", "seconds_to_replace")
 
 
@@ -86,13 +95,18 @@ class Dashboard(Construct):
 
     def _incidents(self) -> None:
         self._facade.add_medium_header("Incidents")
-        for title, names, statistic in (
-            ("Open", OF_INCIDENTS[:1], "Maximum"),
-            ("Open, by state", BY_STATE, "Maximum"),
-            ("What waits", OF_INCIDENTS[1:], "Maximum"),
-            ("Seconds to contain, approve, replace", DURATIONS, "Average"),
+        of_ingest = {"service": "ingest"}  # powertools' own dimension
+        for title, names, statistic, more in (
+            ("Open", OF_INCIDENTS[:1], "Maximum", {}),
+            ("Open, by state", BY_STATE, "Maximum", {}),
+            ("Ended, by state", ENDED, "Sum", {}),
+            ("What waits", OF_INCIDENTS[1:], "Maximum", {}),
+            ("Seconds to contain, approve, replace", DURATIONS, "Average", {}),
+            ("Events that came", ARRIVALS, "Sum", of_ingest),
+            ("Left behind, or found by the reconciler", LEFT_BEHIND, "Maximum", {}),
+            ("The reconciler itself", RECONCILER, "Maximum", {}),
         ):
-            lines = [self._own(name, statistic) for name in names]
+            lines = [self._own(name, statistic, more) for name in names]
             self._facade.add_widget(cloudwatch.GraphWidget(title=title, left=lines, width=8, height=5))
 
     def _machinery(
@@ -105,11 +119,11 @@ class Dashboard(Construct):
         for queue in queues:
             self._facade.monitor_sqs_queue(queue=queue)
 
-    def _own(self, name: str, statistic: str) -> cloudwatch.Metric:
+    def _own(self, name: str, statistic: str, more: Mapping[str, str]) -> cloudwatch.Metric:
         return cloudwatch.Metric(
             namespace=METRIC_NAMESPACE,
             metric_name=name,
-            dimensions_map={"Cluster": self._cluster},
+            dimensions_map={"Cluster": self._cluster, **more},
             statistic=statistic,
             period=cdk.Duration.seconds(PERIOD_S),
         )

@@ -56,6 +56,10 @@ class Operators(Construct):
         )
         for address in config.operators or config.approvers:
             topic.add_subscription(subscriptions.EmailSubscription(address))
+        output = cdk.CfnOutput(
+            self, "OperatorTopicArn", value=topic.topic_arn, description="whose subscribers hear of alarms"
+        )
+        fix(output, "OperatorTopicArn")
         return topic
 
     def _chat(self, config: Deployment, workspace: str, channel: str) -> None:
@@ -74,6 +78,6 @@ class Operators(Construct):
             slack_workspace_id=workspace,
             slack_channel_id=channel,
             sns_topic_arns=[self.topic.topic_arn],
-            guardrail_policies=["arn:aws:iam::aws:policy/AWSDenyAll"],
+            guardrail_policies=[f"arn:{cdk.Stack.of(self).partition}:iam::aws:policy/AWSDenyAll"],
         )
         fix(channel_of_operators, "ChatChannel")

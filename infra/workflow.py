@@ -17,7 +17,7 @@ from aws_cdk import aws_logs as logs
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
-from .approvals import retention
+from .approvals import retention, vended
 from .config import Deployment
 from .logical_ids import fix
 from .tasks import EXECUTION, Tasks
@@ -48,8 +48,15 @@ class IncidentWorkflow(Construct):
     ) -> None:
         super().__init__(scope, "Workflow")
         self._functions = functions
-        log = logs.LogGroup(
-            self, "WorkflowLog", retention=retention(config), removal_policy=cdk.RemovalPolicy.DESTROY
+        log = fix(
+            logs.LogGroup(
+                self,
+                "WorkflowLog",
+                log_group_name=vended("states", config),
+                retention=retention(config),
+                removal_policy=cdk.RemovalPolicy.DESTROY,
+            ),
+            "WorkflowLog",
         )
         self.machine = fix(
             sfn.StateMachine(

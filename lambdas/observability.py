@@ -17,8 +17,8 @@ metrics = Metrics()
 __all__ = ["MetricUnit", "logger", "measure", "metrics"]
 
 
-def measure(name: str, seconds: float, cluster: str) -> None:
-    """One duration under {Cluster} alone, where the dashboard looks for it, whichever function saw it.
+def measure(name: str, value: float, cluster: str, unit: MetricUnit = MetricUnit.Seconds) -> None:
+    """One number under {Cluster} alone, where the dashboard looks for it, whichever function saw it.
 
     CloudWatch's embedded metric format, one line on stdout; powertools would add the function's name to the
     dimensions.
@@ -26,7 +26,7 @@ def measure(name: str, seconds: float, cluster: str) -> None:
     shape = {
         "Namespace": METRIC_NAMESPACE,
         "Dimensions": [["Cluster"]],
-        "Metrics": [{"Name": name, "Unit": MetricUnit.Seconds.value}],
+        "Metrics": [{"Name": name, "Unit": unit.value}],
     }
     about = {"Timestamp": time.time_ns() // 1_000_000, "CloudWatchMetrics": [shape]}
-    sys.stdout.write(json.dumps({"_aws": about, "Cluster": cluster, name: seconds}) + "\n")
+    sys.stdout.write(json.dumps({"_aws": about, "Cluster": cluster, name: value}) + "\n")

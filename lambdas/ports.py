@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from training_agent.contract import Mode
+from training_agent.contract import Metric, Mode
 
 from .domain.approval import Answer, Approval, ApprovalState, Link
 from .domain.incident import Effect, Incident
@@ -235,8 +235,10 @@ class Executions(Protocol):
 
 class Numbers(Protocol):
     def put(self, numbers: Mapping[str, float]) -> None: ...
-    def heartbeats(self, jobs: Sequence[str], since: datetime, until: datetime) -> frozenset[str]:
-        """Which of these jobs sent one."""
+    def jobs_with(
+        self, metric: Metric, jobs: Sequence[str], since: datetime, until: datetime
+    ) -> frozenset[str]:
+        """Which of these jobs put more than zero of it."""
         ...
 
 

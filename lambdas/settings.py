@@ -43,17 +43,22 @@ class RegisterSettings(_Modal):
         return frozenset(self.training_service_accounts.split(","))
 
 
-class IngestSettings(Settings):
-    cluster_name: str
-    incident_table: str
-    registration_table: str
-    state_machine_arn: str
-    event_bus_name: str
+class _Patient(Settings):
+    """Functions that judge whether an alarm's event comes too late to be acted on."""
+
     max_alarm_age_seconds: int = Field(gt=0)
 
     @property
     def max_alarm_age(self) -> timedelta:
         return timedelta(seconds=self.max_alarm_age_seconds)
+
+
+class IngestSettings(_Patient):
+    cluster_name: str
+    incident_table: str
+    registration_table: str
+    state_machine_arn: str
+    event_bus_name: str
 
 
 class LocateSettings(Settings):
@@ -148,7 +153,7 @@ class ApprovalApiSettings(Settings):
     resume_function: str  # the one that may release
 
 
-class ReconcileSettings(_Modal):
+class ReconcileSettings(_Modal, _Patient):
     cluster_name: str
     incident_table: str
     approval_table: str

@@ -1,4 +1,4 @@
-"""CloudWatch numbers: ours, for alarms; the jobs' heartbeats, to see who is silent."""
+"""CloudWatch numbers: ours, for alarms; the jobs' own, to see who is silent and whose metric fired."""
 
 from __future__ import annotations
 
@@ -24,28 +24,27 @@ class CloudWatch:
         with translated("PutMetricData"):
             client("cloudwatch").put_metric_data(Namespace=METRIC_NAMESPACE, MetricData=data)
 
-    def heartbeats(self, jobs: Sequence[str], since: datetime, until: datetime) -> frozenset[str]:
-        alive: set[str] = set()
+    def jobs_with(
+        self, metric: Metric, jobs: Sequence[str], since: datetime, until: datetime
+    ) -> frozenset[str]:
+        found: set[str] = set()
         for start in range(0, len(jobs), PER_CALL):
             some = jobs[start : start + PER_CALL]
-            queries = [self._query(f"j{i}", job) for i, job in enumerate(some)]
+            queries = [self._query(f"j{i}", metric, job) for i, job in enumerate(some)]
             page: dict[str, str] = {}
             while True:
                 with translated("GetMetricData"):
                     answer = client("cloudwatch").get_metric_data(
                         MetricDataQueries=queries, StartTime=since, EndTime=until, **page
                     )
-                alive |= {some[int(r["Id"][1:])] for r in answer["MetricDataResults"] if r["Values"]}
+                results = answer["MetricDataResults"]
+                found |= {some[int(r["Id"][1:])] for r in results if any(v > 0 for v in r["Values"])}
                 if not answer.get("NextToken"):
                     break
                 page = {"NextToken": answer["NextToken"]}
-        return frozenset(alive)
+        return frozenset(found)
 
-    def _query(self, name: str, job: str) -> dict[str, object]:
+    def _query(self, name: str, metric: Metric, job: str) -> dict[str, object]:
         dimensions = [{"Name": "Cluster", "Value": self._cluster}, {"Name": "Job", "Value": job}]
-        metric = {
-            "Namespace": METRIC_NAMESPACE,
-            "MetricName": Metric.HEARTBEAT.value,
-            "Dimensions": dimensions,
-        }
-        return {"Id": name, "MetricStat": {"Metric": metric, "Period": 60, "Stat": "Sum"}, "ReturnData": True}
+        one = {"Namespace": METRIC_NAMESPACE, "MetricName": metric.value, "Dimensions": dimensions}
+        return {"Id": name, "MetricStat": {"Metric": one, "Period": 60, "Stat": "Sum"}, "ReturnData": True}

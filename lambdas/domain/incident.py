@@ -34,8 +34,9 @@ class State(str, Enum):
     REPLACING = "REPLACING"
     VERIFYING = "VERIFYING"
     CLOSING = "CLOSING"
+    DETAILS_MISSING = "DETAILS_MISSING"  # a metric fired, its event did not come: people know, nothing acts
     # terminal
-    JOINED = "JOINED"  # another open incident holds this instance; it decides with this evidence too
+    JOINED = "JOINED"  # another incident decides: it holds this instance, or came of the event missed here
     OBSERVED = "OBSERVED"  # observe mode: a "would have" mail, nothing touched
     CLOSED = "CLOSED"  # nothing was to be done: a fire drill at its end
     RELEASED = "RELEASED"  # confirmed healthy and uncordoned, or the held job let go by a human
@@ -73,6 +74,7 @@ NEXT: dict[State, frozenset[State]] = {
     State.REPLACING: frozenset({State.VERIFYING, State.CLOSING, _AGAIN}),
     State.VERIFYING: frozenset({State.CLOSING}),
     State.CLOSING: (TERMINAL - {State.JOINED}) | {_AGAIN},
+    State.DETAILS_MISSING: frozenset({State.JOINED, State.HANDED_TO_HUMAN}),  # no step leads here or on
 }
 _ENDS: dict[type[Exception], State] = {
     NoApproverError: State.NO_APPROVER,

@@ -1,38 +1,29 @@
 """What HyperPod and CloudWatch say on the default bus, five minutes late: matched with our incidents.
 
-Used by `reconcile`. In: one event. Out: an audit entry at the incident of that instance; a number when a
-check's metric raised an alarm and no incident of that check was opened (its event was lost); the end of an
-incident whose execution ended badly. No node is acted on.
+Used by `reconcile`. In: one event. Out: an audit entry at the incident of that instance; where a check's
+metric raised an alarm and no alarm event of that check came, a number and an incident for people
+(`details_missing`); the end of an incident whose execution ended badly. No node is acted on.
 """
 
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import timezone
 from typing import Any, Protocol
 
-from training_agent.contract import Check, Metric
+from training_agent.contract import Check
 
+from ..domain.details_missing import CHECKS, Fired
 from ..domain.incident import execution_name
 from ..domain.messages import one_line
-from ..domain.times import moment
-from ..ports import Numbers
-from . import abandoned
+from ..domain.times import moment, stamp
+from . import abandoned, details_missing
 
-AROUND = timedelta(minutes=15)  # the event is five minutes late, metrics are a few minutes wide
 LOST = "alarms_without_incident"
 
 
-CHECKS = {
-    Metric.NONFINITE_GRAD: Check.NONFINITE,
-    Metric.REPLAY_MISMATCH: Check.REPLAY,
-    Metric.DIVERGENT_TENSORS: Check.WEIGHTS,
-}
-
-
-class Listener(abandoned.Undertaker, Protocol):
-    @property
-    def numbers(self) -> Numbers: ...
+class Listener(abandoned.Undertaker, details_missing.Finder, Protocol):
+    """The reconciler's needs."""
 
 
 def hear(needs: Listener, body: str) -> str:
@@ -45,7 +36,7 @@ def hear(needs: Listener, body: str) -> str:
     if not isinstance(detail, dict):
         return "no detail"
     if source == "aws.cloudwatch":
-        return _metric_alarm(needs, detail)
+        return _metric_alarm(needs, detail, event.get("time"), body)
     if source == "aws.sagemaker" and detail.get("InstanceId"):
         return _instance(needs, str(detail["InstanceId"]), detail)
     if source == "aws.states" and detail.get("name"):
@@ -53,22 +44,28 @@ def hear(needs: Listener, body: str) -> str:
     return "not of interest"
 
 
-def _metric_alarm(needs: Listener, detail: dict[str, Any]) -> str:
+def _metric_alarm(needs: Listener, detail: dict[str, Any], time: Any, body: str) -> str:
     state = detail.get("state")
     if not isinstance(state, dict) or state.get("value") != "ALARM":
         return "no alarm"
-    check = _check_of(detail)
-    since = needs.clock.now() - AROUND
-    recent = (needs.incidents.get(i) for i in needs.incidents.open_incidents())
-    matched = any(
-        moment(i.opened_at) >= since and not i.synthetic and check in (None, i.check) for i in recent
-    )
-    needs.numbers.put({LOST: float(not matched)})
-    return (
-        "matched"
-        if matched
-        else f"no incident for metric alarm {one_line(str(detail.get('alarmName')), 100)}"
-    )
+    name, check = one_line(str(detail.get("alarmName")), 255), _check_of(detail)
+    at = _fired_at(needs, time)
+    checks = (check,) if check is not None else tuple(Check)
+    found = details_missing.came(needs, checks, moment(at) - details_missing.AROUND)
+    needs.numbers.put({LOST: float(not found)})
+    if found:
+        return f"matched with incident {found}"
+    if check is None:  # the rule lets no such alarm through; the number tells people
+        return f"no event for {name}, which is on no metric of ours"
+    return details_missing.take(needs, Fired(check, name, at, one_line(str(state.get("reason", ""))), body))
+
+
+def _fired_at(needs: Listener, time: Any) -> str:
+    """The event's own time, now when it has none."""
+    try:
+        return stamp(moment(str(time)).astimezone(timezone.utc))
+    except ValueError:
+        return stamp(needs.clock.now())
 
 
 def _check_of(detail: dict[str, Any]) -> Check | None:

@@ -14,6 +14,7 @@ from training_agent.contract import Alarm, ContractError, DetailType, decode, de
 
 from ..domain import findings
 from ..domain.decision_table import Facts, systemic
+from ..domain.details_missing import heard_of
 from ..domain.drill import is_drill
 from ..domain.errors import ConflictError
 from ..domain.incident import REJECTED, Incident, State, evidence_hash, execution_name, incident_id
@@ -87,7 +88,15 @@ def run(needs: Needs, body: str) -> Ingested:
     for one in groups:
         found, is_new = _take(needs, alarm, one, named, now)
         (opened if is_new else appended).append(found)
+    _note(needs, alarm, (opened + appended)[0], now)
     return Ingested(tuple(opened), tuple(appended))
+
+
+def _note(needs: Needs, alarm: Alarm, found: str, now: datetime) -> None:
+    """That the event came: its metric's alarm, minutes later, is matched with this (`cluster_events`)."""
+    if not is_drill(alarm):
+        entry = HistoryEntry(heard_of(alarm.check), found, delivery_key(alarm), stamp(now))
+        needs.incidents.remember(entry)
 
 
 def _accuses_too_many(needs: Needs, alarm: Alarm, named: int) -> bool:

@@ -10,17 +10,19 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from training_agent.contract import Alarm, Finding, Mode, decode
+from training_agent.contract import Alarm, ContractError, Finding, Mode, decode
 
 from ..domain import decision_table, findings
 from ..domain.errors import ConflictError, NeedsHumanError
 from ..domain.incident import Incident, State, end_for, evidence_hash
 from ..domain.policy import Control, effective_mode
 from ..domain.times import moment, stamp
+from ..observability import MetricUnit, measure
 from ..ports import Bus, Clock, Incidents
 
 WINDOW = timedelta(minutes=10)  # in which more nodes of one job than GPUs can explain are no GPU's fault
 DEFAULT_APPROVAL_TIMEOUT_SECONDS = 3600  # only `decide` sets the real one, right before the wait for a human
+ENDED_IN = "incidents_ended_in_"  # + the terminal state's name in lower case: a metric
 MAX_STORY = 2000  # characters: a state's output and an execution's history are bounded
 
 
@@ -74,26 +76,31 @@ class Recorder(Protocol):
 
 
 def record(needs: Recorder, before: Incident, after: Incident, story: str) -> Incident:
-    """Save; when the state changed, write the audit entry and tell the bus."""
+    """Save; when the state changed, write the audit entry and tell the bus; an end is counted."""
     if after == before:
         return before
     saved = needs.incidents.save(replace(after, updated_at=stamp(needs.clock.now())))
     if after.state is not before.state:
         needs.incidents.audit(saved.id, f"state {saved.state.value}", story, needs.clock.now())
-        needs.bus.state_changed(
-            {
-                "incident_id": saved.id,
-                "state": saved.state.value,
-                "previous": before.state.value,
-                "cluster": saved.cluster,
-                "job": saved.job.name,
-                "node": saved.node,
-                "instance_id": saved.instance_id,
-                "decision_row": saved.decision_row,
-                "story": story,
-            }
-        )
+        needs.bus.state_changed(news(saved, before.state.value, story))
+        if saved.state.terminal:
+            measure(ENDED_IN + saved.state.value.lower(), 1, saved.cluster, MetricUnit.Count)
     return saved
+
+
+def news(incident: Incident, previous: str | None, story: str) -> dict[str, object]:
+    """Detail of an "SDC Incident State Changed" event."""
+    return {
+        "incident_id": incident.id,
+        "state": incident.state.value,
+        "previous": previous,
+        "cluster": incident.cluster,
+        "job": incident.job.name,
+        "node": incident.node,
+        "instance_id": incident.instance_id,
+        "decision_row": incident.decision_row,
+        "story": story,
+    }
 
 
 AMENDS = 5
@@ -132,12 +139,15 @@ def alarm_of(incidents: Incidents, incident: Incident) -> Alarm:
     """The stored alarm.
 
     Raises:
-        NeedsHumanError: the stored text is not the one the incident was opened with.
+        NeedsHumanError: the stored text is not the one the incident was opened with, or no alarm.
     """
     text = incidents.alarm(incident.id)
     if evidence_hash(text) != incident.evidence_hash:
         raise NeedsHumanError("the stored alarm was changed after it came in: nothing is done on its word")
-    return decode(Alarm, text)
+    try:
+        return decode(Alarm, text)
+    except ContractError as e:  # of a metric alone (`details_missing`), or of another version
+        raise NeedsHumanError(f"what the incident was opened with is no alarm: {e}") from None
 
 
 def findings_of(alarm: Alarm, incident: Incident) -> tuple[Finding, ...]:

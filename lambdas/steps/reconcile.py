@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from training_agent.contract import Metric
+
 from ..domain.errors import PermanentError, PipelineError
 from ..domain.incident import State
 from ..domain.times import moment
@@ -31,13 +33,12 @@ from ..ports import (
     Quarantine,
 )
 from ..settings import ReconcileSettings
-from . import abandoned, questions
+from . import abandoned, details_missing, questions
 from .effects import CORDONED_BY
 from .locate import free_gates
 from .mode_row import tell_mode
-from .register import JOB_UID_LABEL
+from .register import JOB_NAME_LABEL, JOB_UID_LABEL
 
-JOB_NAME_LABEL = "training.sdc/job-name"
 KEPT = timedelta(hours=1)  # an ended incident stays listed so long: a late metric alarm is matched with it
 START_GRACE = timedelta(minutes=15)  # of a job's first heartbeat
 SLACK = timedelta(hours=1)
@@ -119,6 +120,9 @@ def _incident(needs: Needs, incident_id: str, now: datetime, counts: dict[str, f
     counts[in_state] = counts.get(in_state, 0.0) + 1  # a state that holds none puts no number, and costs none
     counts["oldest_open_incident_seconds"] = max(counts["oldest_open_incident_seconds"], age)
     counts["unknown_outcomes"] += abandoned.unknown_outcomes(needs.incidents, incident)
+    if incident.state is State.DETAILS_MISSING:  # has no execution, and needs none
+        details_missing.look_after(needs, incident)
+        return
     if abandoned.is_abandoned(needs, incident, now):
         abandoned.end(needs, incident)
         counts["incidents_abandoned"] += 1
@@ -166,7 +170,8 @@ def _heartbeats(needs: Needs) -> dict[str, float]:
         running.pop(needs.incidents.get(incident_id).job.uid, None)
     names = sorted(set(running.values()) - {""})
     since = now - timedelta(seconds=needs.settings.heartbeat_timeout_seconds)
-    silent = [n for n in names if n not in needs.numbers.heartbeats(names, since, now)] if names else []
+    alive = needs.numbers.jobs_with(Metric.HEARTBEAT, names, since, now)
+    silent = [n for n in names if n not in alive]
     unnamed = sum(not name for name in running.values())
     if silent or unnamed:
         logger.warning("jobs without a heartbeat", extra={"jobs": silent[:50], "unnamed": unnamed})

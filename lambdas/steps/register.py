@@ -28,6 +28,7 @@ from .envelope import open_envelope
 from .mode_row import tell_mode
 
 JOB_UID_LABEL = "training.sdc/job-uid"
+JOB_NAME_LABEL = "training.sdc/job-name"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ def run(needs: resume.Needs, incident_id: str, asked: Any) -> StepResult:
         return StepResult("refused", story)
     if incident.synthetic:
         return StepResult("refused", f"incident {incident_id} was a fire drill: nothing is contained")
+    if not incident.job.uid:
+        return StepResult("refused", f"incident {incident_id} names no job and no node: nothing is contained")
     permit(needs, Mode.CONTAIN, "release by an operator")
     # Noted first: a release that breaks off half-way has let go something all the same.
     needs.incidents.audit(incident.id, "released by an operator", f"{by}: {reason}", needs.clock.now())

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.bundling import ROOT
-from infra.synth import synthesize
 from lambdas.steps.abandoned import NEVER_STARTED
+from tests.infra.conftest import OWN_TOPIC
 from tests.infra.reading import of_type
 
 Resources = dict[str, Any]
@@ -113,17 +111,13 @@ def test_each_dead_letter_queue_is_watched(resources: Resources) -> None:
     assert watched == queues
 
 
-def test_the_operator_s_own_topic_takes_the_place_of_ours(tmp_path: Path) -> None:
-    topic = "arn:aws:sns:us-east-1:111122223333:oncall"
-    made = json.loads(synthesize(tmp_path, {"alarm_topic_arn": topic}).read_text())["Resources"]
-    assert "OperatorTopic" not in made
-    assert all(alarm["AlarmActions"] == [topic] for alarm in alarms_of(made).values())
+def test_the_operator_s_own_topic_takes_the_place_of_ours(other: Resources) -> None:
+    assert "OperatorTopic" not in other
+    assert all(alarm["AlarmActions"] == [OWN_TOPIC] for alarm in alarms_of(other).values())
 
 
-def test_a_chat_channel_listens_and_may_read_nothing(tmp_path: Path) -> None:
-    channel = {"slack_workspace_id": "T0123456789", "slack_channel_id": "C0123456789"}
-    made = json.loads(synthesize(tmp_path, channel).read_text())["Resources"]
-    (chat,) = of_type(made, "AWS::Chatbot::SlackChannelConfiguration").values()
-    assert chat["SnsTopicArns"] == [{"Ref": "OperatorTopic"}]
-    assert "Policies" not in made["ChatRole"]["Properties"]
-    assert "ManagedPolicyArns" not in made["ChatRole"]["Properties"]
+def test_a_chat_channel_listens_and_may_read_nothing(other: Resources) -> None:
+    (chat,) = of_type(other, "AWS::Chatbot::SlackChannelConfiguration").values()
+    assert chat["SnsTopicArns"] == [OWN_TOPIC]
+    assert "Policies" not in other["ChatRole"]["Properties"]
+    assert "ManagedPolicyArns" not in other["ChatRole"]["Properties"]

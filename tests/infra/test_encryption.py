@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.synth import synthesize
 from tests.infra.reading import as_list, of_type
 
 Resources = dict[str, Any]
@@ -99,8 +97,7 @@ def test_a_queue_takes_events_of_this_account_only(resources: Resources) -> None
                 )
 
 
-def test_without_a_key_of_ones_own_aws_encrypts(tmp_path: Path) -> None:
-    made = json.loads(synthesize(tmp_path, {"customer_managed_key": "false"}).read_text())["Resources"]
-    assert not of_type(made, "AWS::KMS::Key")
-    assert all(queue["SqsManagedSseEnabled"] for queue in of_type(made, "AWS::SQS::Queue").values())
-    assert all(t["SSESpecification"]["SSEEnabled"] for t in of_type(made, "AWS::DynamoDB::Table").values())
+def test_without_a_key_of_ones_own_aws_encrypts(other: Resources) -> None:
+    assert not of_type(other, "AWS::KMS::Key")
+    assert all(queue["SqsManagedSseEnabled"] for queue in of_type(other, "AWS::SQS::Queue").values())
+    assert all(t["SSESpecification"]["SSEEnabled"] for t in of_type(other, "AWS::DynamoDB::Table").values())

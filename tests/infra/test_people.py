@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from lambdas.domain.incident import State
 from tests.infra.reading import of_type
 
 Resources = dict[str, Any]
@@ -58,31 +57,6 @@ def test_people_who_sign_may_call_these_routes_and_nothing_else(resources: Resou
         "POST/incidents/*/release",
         "POST/breaker",
     }
-
-
-def test_the_dashboard_shows_open_incidents_by_state(resources: Resources) -> None:
-    (board,) = of_type(resources, "AWS::CloudWatch::Dashboard").values()
-    body = json.dumps(board["DashboardBody"])
-    assert {f"incidents_in_{s.value.lower()}" in body for s in State if not s.terminal} == {True}
-    assert "incidents_in_replaced" not in body
-
-
-def test_the_dashboard_finds_jobs_and_shows_every_alarm(resources: Resources) -> None:
-    (board,) = of_type(resources, "AWS::CloudWatch::Dashboard").values()
-    body = json.dumps(board["DashboardBody"])
-    for name in of_type(resources, "AWS::CloudWatch::Alarm"):
-        assert f'"{name}", "Arn"' in body, name
-    assert "SEARCH('{TrainingSDC,Cluster,Job}" in body
-    for metric in (
-        "sdc_audits_done",
-        "sdc_audits_skipped",
-        "sdc_last_pass_age_steps",
-        "sdc_heartbeat",
-        "sdc_overhead_percent",
-        "incidents_open",
-        "seconds_to_approve",
-    ):
-        assert metric in body, metric
 
 
 def test_the_access_log_holds_no_link(resources: Resources) -> None:

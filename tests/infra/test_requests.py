@@ -33,7 +33,6 @@ UNUSED = {  # allowed, and asked for by no handler in the workflow tests: functi
     ("Confirm", "dynamodb:GetItem"): "the approval of a deep check, under NodeRecovery Automatic",
     ("Verify", "eks:DescribeCluster"): "pods that wait for a node, on groups that Karpenter scales",
     ("Verify", "dynamodb:PutItem"): "opens the breaker when a replacement never ends",
-    ("Reconcile", "cloudwatch:GetMetricData"): "heartbeats, of jobs whose pods have run for 15 minutes",
     ("ReplaceByLabel", "dynamodb:DeleteItem"): "frees the lock when HyperPod refused",
     ("Workflow", "*"): "Step Functions calls it: the functions of the definition, its log and its trace",
     (TRAINING, "*"): "the agent calls it, from the training pods",

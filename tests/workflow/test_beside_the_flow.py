@@ -15,10 +15,11 @@ from emulator.stack import Stack
 from infra.eks_access import LABEL_REPLACERS
 from infra.synth import synthesize
 from lambdas.adapters.eks import HEALTH_LABEL, REPLACE_VALUE
+from lambdas.domain.details_missing import heard_of
 from lambdas.domain.drill import DRILL_INSTANCE
 from tests.workflow.conftest import CONTEXT
 from tests.workflow.scenario import Scenario, fetch, until
-from training_agent.contract import MODE_SUBJECT
+from training_agent.contract import MODE_SUBJECT, Check
 
 CALLER = "arn:aws:sts::123456789012:assumed-role/Operators/alex"
 
@@ -123,6 +124,61 @@ def test_a_question_about_a_node_that_hyperpod_has_replaced_is_closed(
     shown = fetch("GET", link)
     assert shown.status == 410 and "Nothing is asked any more" in shown.text
     assert scenario.replace_requests() == []
+
+
+def test_a_metric_alarm_whose_event_was_lost_goes_to_people_and_joins_it_when_it_comes_late(
+    cloud: LocalCloud, scenario: Scenario
+) -> None:
+    """From CloudWatch's event on the default bus, by rule, queue and function; nothing acts on a node."""
+    check, opened = Check.WEIGHTS, len(cloud.mailbox)
+    forget_events_of(cloud, check)
+    executions = len(cloud.stack.executions())
+    cloud.client("events").put_events(Entries=[metric_alarm(cloud.stack, "DivergentReplicas")])
+    mail = until(
+        lambda: next((m for m in cloud.mailbox[opened:] if "details missing" in m.subject), None), "the mail"
+    )
+    assert "Metric alarm: DivergentReplicas" in mail.body and scenario.job.name in mail.body
+    (found,) = (
+        i for i in signed(cloud.stack, "GET /incidents")[1]["incidents"] if i["state"] == "DETAILS_MISSING"
+    )
+    reconcile(cloud)
+    assert len(cloud.stack.executions()) == executions
+
+    scenario.raise_alarm(scenario.diverged(), check=check)
+    scenario.link()
+    numbers = reconcile(cloud)
+    assert numbers["incidents_abandoned"] == 0
+    status, ended = signed(cloud.stack, "GET /incidents/{incident_id}", found["incident_id"])
+    assert (status, ended["incident"]["state"]) == (200, "JOINED")
+    scenario.answer("keep")
+    assert scenario.end() == "REJECTED_KEPT"
+
+
+def metric_alarm(stack: Stack, name: str) -> dict[str, Any]:
+    """CloudWatch's entry on the default bus, as AWS writes it."""
+    properties = stack.template.resources[name]["Properties"]
+    metric = {"name": properties["MetricName"], "namespace": properties["Namespace"]}
+    detail = {
+        "alarmName": name,
+        "state": {"value": "ALARM", "reason": "Threshold Crossed: 1 datapoint [1.0]."},
+        "configuration": {"metrics": [{"metricStat": {"metric": metric, "stat": "Maximum"}}]},
+    }
+    return {
+        "Source": "aws.cloudwatch",
+        "DetailType": "CloudWatch Alarm State Change",
+        "Resources": [stack.template.arn_of(name)],
+        "Detail": json.dumps(detail),
+    }
+
+
+def forget_events_of(cloud: LocalCloud, check: Check) -> None:
+    """Other scenarios of these minutes have alarmed as well."""
+    table, dynamodb = cloud.stack.table_name("IncidentTable"), cloud.client("dynamodb")
+    subject = {":pk": {"S": f"history#{heard_of(check)}"}}
+    for item in dynamodb.query(
+        TableName=table, KeyConditionExpression="pk = :pk", ExpressionAttributeValues=subject
+    )["Items"]:
+        dynamodb.delete_item(TableName=table, Key={"pk": item["pk"], "sk": item["sk"]})
 
 
 def test_the_mode_that_agents_read_follows_the_reconciler(cloud: LocalCloud) -> None:

@@ -21,7 +21,7 @@ from .story import Chapter
 POLL_S = 2.0
 _STYLES = {Status.OK: "green", Status.FAILED: "bold red", Status.NOTE: "cyan", Status.SKIPPED: "dim"}
 TERMINAL_HINT = ("OPENING", "LOCATED", "CONTAINED", "DECIDED", "CONFIRMING", "AWAITING_APPROVAL")
-OPEN_STATES = frozenset({*TERMINAL_HINT, "REPLACING", "VERIFYING", "CLOSING"})
+OPEN_STATES = frozenset({*TERMINAL_HINT, "REPLACING", "VERIFYING", "CLOSING", "DETAILS_MISSING"})
 
 
 def doctor(

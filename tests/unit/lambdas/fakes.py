@@ -17,6 +17,7 @@ from lambdas.domain.telemetry import Reading
 from lambdas.domain.times import stamp
 from lambdas.domain.world import ClusterFacts, ClusterNode, KubeNode, KubePod, ReplaceAnswer
 from lambdas.steps.register import JOB_UID_LABEL
+from training_agent.contract import Metric
 
 from .fake_stores import (
     START,
@@ -217,12 +218,16 @@ class FakeNumbers:
     def __init__(self) -> None:
         self.put_so_far: dict[str, float] = {}
         self.alive: frozenset[str] = frozenset()
+        self.fired: dict[Metric, frozenset[str]] = {}  # jobs that put more than zero, by metric
 
     def put(self, numbers: Mapping[str, float]) -> None:
         self.put_so_far.update(numbers)
 
-    def heartbeats(self, jobs: Sequence[str], since: datetime, until: datetime) -> frozenset[str]:
-        return self.alive & set(jobs)
+    def jobs_with(
+        self, metric: Metric, jobs: Sequence[str], since: datetime, until: datetime
+    ) -> frozenset[str]:
+        found = self.alive if metric is Metric.HEARTBEAT else self.fired.get(metric, frozenset())
+        return found & set(jobs)
 
 
 class FakeBus:

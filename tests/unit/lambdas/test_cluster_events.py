@@ -12,7 +12,6 @@ from lambdas.domain.incident import Incident, execution_name
 from tests.events import builder
 
 from .drive import CONTEXT, Driver
-from .looks import later
 
 SUSPECT = builder.INSTANCES[1]
 
@@ -28,33 +27,6 @@ def heard(driver: Driver, source: str, detail: Any) -> None:
     body = json.dumps({"source": source, "detail": detail})
     answer = handlers.reconcile({"Records": [{"messageId": "m", "body": body}]}, CONTEXT)
     assert answer == {"batchItemFailures": []}
-
-
-METRIC_ALARM = {"alarmName": "NonfiniteGrad", "state": {"value": "ALARM"}}
-
-
-def test_a_metric_alarm_without_an_incident_means_that_an_event_was_lost(driver: Driver) -> None:
-    heard(driver, "aws.cloudwatch", METRIC_ALARM)
-    assert driver.world.numbers.put_so_far["alarms_without_incident"] == 1
-
-
-def test_a_metric_alarm_beside_its_incident_is_fine_also_when_that_has_ended(
-    driver: Driver, incident: Incident
-) -> None:
-    driver.setting("MODE", "observe")
-    driver.play(incident, "locate")
-    later(driver, minutes=6)
-    heard(driver, "aws.cloudwatch", METRIC_ALARM)
-    assert driver.world.numbers.put_so_far["alarms_without_incident"] == 0
-
-
-def test_a_metric_alarm_is_not_matched_with_an_incident_of_another_check(
-    driver: Driver, incident: Incident
-) -> None:
-    for metric, lost in (("sdc_divergent_tensors", 1), ("sdc_replay_mismatch", 0)):
-        stat = {"metricStat": {"metric": {"name": metric, "namespace": "TrainingSDC"}}}
-        heard(driver, "aws.cloudwatch", {**METRIC_ALARM, "configuration": {"metrics": [stat]}})
-        assert driver.world.numbers.put_so_far["alarms_without_incident"] == lost
 
 
 @pytest.mark.parametrize("status", ["FAILED", "RUNNING"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from typer.core import TyperGroup
 from lambdas.domain import mails, messages
 from lambdas.domain.approval import Answer, Approval, ApprovalState
 from lambdas.domain.decision_table import ROWS
+from lambdas.domain.details_missing import Fired, Jobs, details_mail
 from lambdas.domain.drill import DRILL_INSTANCE, DRILL_NODE
 from lambdas.domain.incident import Action, CheckResult, DeepCheck, State
 from lambdas.domain.letter import COLUMNS
 from lambdas.domain.wording import SURE
 from lambdas.steps.notices import TOLD
+from tests.events import builder
 from tests.unit.lambdas.questions import EXECUTION, approval_of, incident_of
 from training_agent.cli.app import app
 from training_agent.contract import console_url
@@ -62,6 +65,15 @@ def expired(action: Action = Action.REPLACE, row: str = "C1", **changes: Any) ->
     return mails.expired_mail(incident, approval_of(incident), URL)
 
 
+def details_missing() -> mails.Mail:
+    at, job = "2026-01-01T00:05:00.000000Z", replace(builder.JOB, uid="")
+    incident = incident_of(None, node=None, job=job, state=State.DETAILS_MISSING, targets=(), touched=False)
+    reason = "Threshold Crossed: 1 datapoint [1.0 (01/01/26 00:00:00)] was greater than the threshold (0.0)."
+    fired = Fired(incident.check, "TrainingSdc-demo-ReplayMismatch-1A2B3C", at, reason, "{}")
+    jobs = Jobs((job.name,), (job.name, "mixtral"))
+    return details_mail(incident, fired, jobs, timedelta(hours=1))
+
+
 TOGETHER = DeepCheck(
     CheckResult.UNAVAILABLE,
     note="one over several nodes is a human's: "
@@ -95,6 +107,7 @@ KINDS = {
     "check-stuck": lambda: notice(State.HEALTHCHECK_STUCK, "V2"),
     "human-only": lambda: notice(State.HANDED_TO_HUMAN, "V4"),
     "unlocated": lambda: notice(State.HANDED_TO_HUMAN, None, touched=False, targets=()),
+    "details-missing": lambda: details_missing(),
     "drill-stopped": lambda: notice(State.CLOSED, touched=False, **DRILL),
     "links-off": lambda: mails.approval_mail(
         (i := incident_of("C1")), approval_of(i), mails.signed_way(f"{URL}/incidents/{i.id}/decision"), URL

@@ -10,6 +10,7 @@ from lambdas.adapters.cloudwatch import CloudWatch
 from lambdas.adapters.eventbus import EventBus
 from lambdas.adapters.stepfunctions import Executions
 from lambdas.domain.errors import RefusedError, UnavailableError
+from training_agent.contract import Metric
 
 from .conftest import Stubs
 
@@ -52,7 +53,8 @@ def test_heartbeats_are_read_over_all_pages_and_by_job(stub: Stubs) -> None:
         {"MetricDataResults": [{"Id": "j0", "Timestamps": [], "Values": []}], "NextToken": "more"},
     )
     numbers.add_response("get_metric_data", {"MetricDataResults": [seen]})
-    found = CloudWatch("demo").heartbeats(("silent", "alive"), NOW - timedelta(minutes=10), NOW)
+    since = NOW - timedelta(minutes=10)
+    found = CloudWatch("demo").jobs_with(Metric.HEARTBEAT, ("silent", "alive"), since, NOW)
     assert found == {"alive"}
 
 

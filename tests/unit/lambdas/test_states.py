@@ -41,8 +41,10 @@ def test_every_end_that_people_read_has_a_name() -> None:
 
 def test_every_state_leads_to_an_end_and_no_end_leads_anywhere() -> None:
     assert not TERMINAL & NEXT.keys() and TERMINAL | NEXT.keys() == set(State)
+    without_execution = State.DETAILS_MISSING  # `reconcile` ends it, whom nothing has to close
     for state in NEXT:
-        assert State.CLOSING in NEXT[state] or state is State.CLOSING
+        assert State.CLOSING in NEXT[state] or state in (State.CLOSING, without_execution)
+    assert NEXT[without_execution] <= TERMINAL
     assert NEXT[State.CLOSING] >= TERMINAL - {State.JOINED}
 
 
@@ -60,6 +62,7 @@ def test_only_the_listed_transitions_are_possible(incident: Incident) -> None:
 def test_nothing_but_an_approval_leads_to_a_replacement() -> None:
     assert [s for s in State if State.REPLACING in NEXT.get(s, ())] == [State.AWAITING_APPROVAL]
     assert [s for s in State if State.VERIFYING in NEXT.get(s, ())] == [State.REPLACING]
+    assert not [s for s in State if State.DETAILS_MISSING in NEXT.get(s, ())]
 
 
 @pytest.mark.parametrize(
