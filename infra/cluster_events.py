@@ -2,7 +2,7 @@
 
 In: HyperPod's node health and state events, the alarms on the agent's metrics, executions of our machine
 that ended badly. Out: one queue for `reconcile`, delivered five minutes late: by then the agent's own event
-has opened an incident, or it never will, which raises an alarm. HyperPod and CloudWatch never put on a custom
+has opened an incident, or it never will, which is for people. HyperPod and CloudWatch never put on a custom
 bus.
 """
 
