@@ -63,7 +63,10 @@ class IncidentWorkflow(Construct):
                 self,
                 "IncidentWorkflow",
                 definition_body=sfn.DefinitionBody.from_chainable(self._flow()),
-                comment="One incident of silent data corruption: from the alarm to a healthy cluster",
+                comment=(
+                    "One incident of silent data corruption, from the alarm to a healthy cluster. The input "
+                    "holds the incident's id: `sdc show ID` tells the same story, `sdc report ID` all of it"
+                ),
                 role=self._role(),
                 timeout=LONGEST_INCIDENT,
                 tracing_enabled=True,
@@ -94,7 +97,7 @@ class IncidentWorkflow(Construct):
             "tell_left_open", NOTICE, "tells the approvers that it could not be closed"
         )
         joined = sfn.Succeed(self, "joined", comment="The evidence went to the incident that is open already")
-        closed = sfn.Succeed(self, "closed")
+        closed = sfn.Succeed(self, "closed", comment="It has ended; the answer of resume says how")
         left_open = sfn.Fail(self, "left_open", error="LeftOpen", cause="A human has to close this incident")
 
         request_approval.add_catch(approval_timed_out, errors=["States.Timeout"])

@@ -187,3 +187,10 @@ def test_every_state_is_reached_and_every_target_exists(machine: dict[str, Any])
             reached.add(name)
             waiting += re.findall(r'"(?:Next|Default)": "([^"]+)"', json.dumps(states[name]))
     assert reached == states.keys()
+
+
+def test_the_console_says_what_each_step_is_for_and_how_to_read_the_incident_elsewhere(
+    machine: States, states: States
+) -> None:
+    assert "sdc show" in machine["Comment"]
+    assert [n for n, s in states.items() if s["Type"] in ("Task", "Succeed") and not s.get("Comment")] == []
