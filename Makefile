@@ -30,7 +30,7 @@ test: $(READY)  ## all tests: unit, distributed, workflow, infra
 	@bash requirements/browser.sh $(PY) .browser
 
 test-browser: export PYTHONPATH := $(CURDIR):$(CURDIR)/.browser
-test-browser: .browser/.ready  ## the review page in a real Chromium; pictures into out/browser/
+test-browser: .browser/.ready  ## review page and report in a real Chromium; pictures into out/browser/
 	@$(PY) -m pytest -m browser -p no:xdist tests/browser $(PYTEST_ARGS)
 
 .examples/.ready: requirements/examples.txt requirements/examples.sh $(READY)

@@ -114,6 +114,22 @@ def job_spec(settings: DemoSettings, cloud: LocalCloud) -> JobSpec:
     )
 
 
+def write_report(settings: DemoSettings, cloud: LocalCloud) -> None:
+    """`sdc report` as an operator runs it: the run, and the incidents that its alarms opened."""
+    outputs = settings.out / "cloud" / "outputs.json"
+    outputs.write_text(json.dumps({"TrainingSdc-demo": cloud.stack.outputs()}))
+    command = [sys.executable, "-m", "training_agent.cli", "report", "--run", str(settings.out / "shared")]
+    done = subprocess.run(
+        [*command, "--outputs", str(outputs), "--out", str(settings.out / "report.html")],
+        env={**_common_environment(), **cloud.environment()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"the report could not be written:\n{done.stdout}{done.stderr}")
+
+
 def last_line(path: Path) -> str:
     """Return the last line of a log that says how far a run is, or nothing."""
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []

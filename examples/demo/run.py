@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 
-from examples.demo.launch import reference_run
+from examples.demo.launch import reference_run, write_report
 from examples.demo.proof import failures, summarize
 from examples.demo.settings import MARKER, DemoSettings
 from examples.demo.story import Story, tell
@@ -34,6 +34,7 @@ def run(settings: DemoSettings) -> int:
             watch.job(cloud, progress)
         seen = watch.observed(cloud)
         watch.keep_evidence(cloud)
+        write_report(settings, cloud)
     summary = summarize(seen)
     wrong = failures(seen, summary)
     (settings.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")

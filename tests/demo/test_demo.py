@@ -83,6 +83,7 @@ def judge(out: Path, number: int) -> None:
     assert all(first <= step <= last for step in struck), told
     assert summary["alarm_step"] == last and summary["resumed_from_step"] < first, told
     assert json.loads((out / "execution-history.json").read_text()), told
+    assert "GPU-steps were computed again" in (out / "report.html").read_text(), told
     assert (out / "mail.txt").exists() == (summary["terminal_state"] == "REPLACED"), told
 
 

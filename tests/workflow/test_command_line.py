@@ -57,7 +57,9 @@ def asked(scenario: Scenario) -> Scenario:
     return scenario
 
 
-def test_an_incident_is_listed_shown_approved_and_told(sdc: Sdc, asked: Scenario) -> None:
+def test_an_incident_is_listed_shown_approved_told_and_reported(
+    sdc: Sdc, asked: Scenario, tmp_path: Path
+) -> None:
     incident, node, gpu = asked.incident_id(), asked.nodes[1], str(asked.places[2].gpu_uuid)
     listed = {i["incident_id"]: i for i in document(sdc, "incidents")}
     assert listed[incident]["state"] == "AWAITING_APPROVAL"
@@ -90,6 +92,22 @@ def test_an_incident_is_listed_shown_approved_and_told(sdc: Sdc, asked: Scenario
     assert told["approval"]["decided_by"] == USER_ARN
     assert incident in {h["incident_id"] for h in document(sdc, "history", node)}
     assert incident in sdc("history", gpu)[1]
+    reported(sdc, incident, tmp_path / "report.html")
+
+
+def reported(sdc: Sdc, incident: str, file: Path) -> None:
+    """The report of the same incident: who decided, how long each part took, and a link to the execution."""
+    (told,) = document(sdc, "report", incident, "--out", str(file))["incidents"]
+    (decision,) = told["decisions"]
+    assert USER_ARN in decision["result"] and "'approve' to 'replace'" in decision["result"]
+    took = {d["name"]: d["seconds"] for d in told["durations"]}
+    assert list(took) == ["open", "contain", "approve", "replace", "come back"] and None not in took.values()
+    html = file.read_text()
+    assert (
+        "seen the evidence" in html
+        and "was replaced by" in html
+        and "its execution in the AWS console" in html
+    )
 
 
 def test_nothing_is_decided_for_another_node_or_twice(sdc: Sdc, asked: Scenario) -> None:
