@@ -38,7 +38,7 @@ class Story:
     def said(self, label: str, text: str, style: str = "") -> None:
         """One line of the end: a label, and what is to be said."""
         for i, part in enumerate(self._wrapped(text, LABEL)):
-            self._print(Text(f"{label if i == 0 else '':<{LABEL}}{part}", style))
+            self._print(Text(f"{label if i == 0 else '':<{LABEL}}{part}".rstrip(), style))
 
     def whole(self, text: str) -> None:
         """As it is, for what is to be copied or clicked."""

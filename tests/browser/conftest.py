@@ -91,6 +91,7 @@ def shot() -> Callable[..., Path]:
 
     def take(page: Page, name: str, last: str = "main") -> Path:
         path = SHOTS / f"{name}.png"
+        page.evaluate("window.scrollTo(0, 0)")  # boxes are measured from what is in sight
         box = page.locator(last).bounding_box()
         assert box is not None and page.viewport_size is not None
         clip: Any = {

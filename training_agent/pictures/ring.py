@@ -89,6 +89,8 @@ def _text(alarm: Alarm, accused: tuple[int, ...], shown: int) -> str:
     left = len(alarm.pairs[4:]) + len(alarm.contests[4:])
     if left:
         said.append(f"{left} more comparisons are in the raw evidence.")
+    if alarm.pairs:
+        said.append("Dashed arrows: recomputed with other bits; whole ones: asked to judge.")
     if shown < alarm.world_size:
         said.append(f"{shown} of {alarm.world_size} ranks are drawn.")
     return " ".join(said) or f"Accused: {_ranks(accused)}."

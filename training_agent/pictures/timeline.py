@@ -40,7 +40,7 @@ def timeline(alarm: Alarm, name: str = "timeline") -> Picture:
     scale = Scale(min(known), max(known))
     begin, end = (scale.x(s) for s in alarm.suspect_window)
     window = tag(
-        "rect", x=min(begin, end), y=TOP - 14, width=max(abs(end - begin), 4.0), height=3 * LANE + 12,
+        "rect", x=min(begin, end), y=TOP - 14, width=max(abs(end - begin), 4.0), height=3 * LANE - 4,
         fill=SHADE, stroke=DOUBT, stroke_dasharray="4 3",
     )  # fmt: skip
     marks = [

@@ -122,7 +122,7 @@ def what_follows(f: Figures, alarms: int) -> list[Claim]:
         Claim(
             "Weights",
             f"{count(f.weight_checks)} times equal",
-            f"After {count(f.weight_checks)} updates all replicas were compared and held the same bits, "
+            f"All replicas were compared {count(f.weight_checks)} times and held the same bits, "
             f"{_size(f.bytes_of_weights)} in all.",
         )
     )
