@@ -47,6 +47,17 @@ LEFT_BEHIND = (
 )  # fmt: skip
 RECONCILER = ("reconcile_done", "reconcile_failed_looks")
 DURATIONS = ("seconds_to_contain", "seconds_to_approve", "seconds_to_replace")
+OF_INGEST = {"service": "ingest"}  # powertools' own dimension
+OF_ALL_INCIDENTS: tuple[tuple[str, tuple[str, ...], str, dict[str, str]], ...] = (
+    ("Open", OF_INCIDENTS[:1], "Maximum", {}),
+    ("Open, by state", BY_STATE, "Maximum", {}),
+    ("Ended, by state", ENDED, "Sum", {}),
+    ("What waits", OF_INCIDENTS[1:], "Maximum", {}),
+    ("Seconds to contain, approve, replace", DURATIONS, "Average", {}),
+    ("Events that came", ARRIVALS, "Sum", OF_INGEST),
+    ("Left behind, or found by the reconciler", LEFT_BEHIND, "Maximum", {}),
+    ("The reconciler itself", RECONCILER, "Maximum", {}),
+)
 
 
 class Dashboard(Construct):
@@ -95,17 +106,7 @@ class Dashboard(Construct):
 
     def _incidents(self) -> None:
         self._facade.add_medium_header("Incidents")
-        of_ingest = {"service": "ingest"}  # powertools' own dimension
-        for title, names, statistic, more in (
-            ("Open", OF_INCIDENTS[:1], "Maximum", {}),
-            ("Open, by state", BY_STATE, "Maximum", {}),
-            ("Ended, by state", ENDED, "Sum", {}),
-            ("What waits", OF_INCIDENTS[1:], "Maximum", {}),
-            ("Seconds to contain, approve, replace", DURATIONS, "Average", {}),
-            ("Events that came", ARRIVALS, "Sum", of_ingest),
-            ("Left behind, or found by the reconciler", LEFT_BEHIND, "Maximum", {}),
-            ("The reconciler itself", RECONCILER, "Maximum", {}),
-        ):
+        for title, names, statistic, more in OF_ALL_INCIDENTS:
             lines = [self._own(name, statistic, more) for name in names]
             self._facade.add_widget(cloudwatch.GraphWidget(title=title, left=lines, width=8, height=5))
 

@@ -58,3 +58,12 @@ def test_every_query_has_balanced_parentheses_and_is_of_the_chosen_jobs() -> Non
 def test_it_shows_what_the_cloudwatch_dashboard_shows_of_a_job() -> None:
     shown = " ".join(t["expr"] for p in GRAPHS for t in p["targets"])
     assert [m.value for _, m, _ in cloudwatch.PER_JOB if prometheus_name(m) not in shown] == []
+
+
+def test_the_runbook_says_of_every_graph_what_to_look_for() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
+    table = text.split("## What to look for on the dashboards")[1].split("\n## ")[0]
+    first = "\n".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| "))
+    titles = [t for t, *_ in (*cloudwatch.PER_JOB, *cloudwatch.OF_ALL_INCIDENTS)]
+    titles += [p["title"] for p in GRAPHS]
+    assert [t for t in titles if t not in first] == []
