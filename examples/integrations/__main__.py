@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ NAMES = ("plain", "huggingface", "lightning", "accelerate")
 RANKS, HIT = 3, 1
 HEALTHY, ALL = 2 * EVERY, 4 * EVERY  # steps of the first start, and of both
 FAULT_STEP, SEEN = HEALTHY + 2, 3 * EVERY
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
+AT_A_TIME = 2  # a start is mostly imports: of the launcher alone, then of its ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +49,28 @@ def _tells(line: str) -> bool:
 
 
 def main(names: list[str]) -> int:
-    """Run the named examples, or all."""
-    out = ROOT / "out" / "integrations"
-    failed = False
-    for name in names or NAMES:
-        shutil.rmtree(out / name, ignore_errors=True)
-        began = time.monotonic()
-        healthy = start(name, out / name, attempt=1, steps=HEALTHY)
-        hit = (
-            start(name, out / name, attempt=2, steps=ALL, FAULT="forward-x1000")
-            if healthy.code == 0
-            else None
-        )
-        problem = wrong_with(healthy, hit)
-        took = f"{time.monotonic() - began:.0f} s"
-        if problem is None:
-            say(f"{name:<12} silent for {HEALTHY} steps, resumed, rank {HIT} named at step {SEEN}  ({took})")
-        else:
-            failed = True
-            say(f"{name:<12} FAILED: {problem}  ({took}; output in {out / name})")
-            say("\n".join((hit or healthy).output.splitlines()[-25:]))
-    return int(failed)
+    """Run the named examples, or all; the exit code."""
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        return int(not all(pool.map(run, names or NAMES)))
+
+
+def run(name: str) -> bool:
+    """Both starts of one example, and a line about them; whether all went as it must."""
+    out = ROOT / "out" / "integrations" / name
+    shutil.rmtree(out, ignore_errors=True)
+    began = time.monotonic()
+    healthy = start(name, out, attempt=1, steps=HEALTHY)
+    hit = None
+    if healthy.code == 0:
+        hit = start(name, out, attempt=2, steps=ALL, FAULT="forward-x1000")
+    problem = wrong_with(healthy, hit)
+    took = f"{time.monotonic() - began:.0f} s"
+    if problem is None:
+        say(f"{name:<12} silent for {HEALTHY} steps, resumed, rank {HIT} named at step {SEEN}  ({took})")
+        return True
+    last = "\n".join((hit or healthy).output.splitlines()[-25:])
+    say(f"{name:<12} FAILED: {problem}  ({took}; output in {out})\n{last}")
+    return False
 
 
 def start(name: str, folder: Path, *, attempt: int, steps: int, **fault: str) -> Ended:
