@@ -22,9 +22,9 @@ from ._startup import Setup, environment_difference
 from ._stopwatch import Stopwatch
 from ._watch import MicroBatch
 from .attribution import MAX_INVOLVED, Contested, ambiguous_at_start, attribute, contested_targets
-from .checks.weights import Divergence, find_divergent_ranks
+from .checks.weights import Divergence, compare_replicas
 from .contract import Check, Finding, FindingKind, Pair, Verdict
-from .placement import partners, quorum
+from .placement import partners, quorum, replica_partners
 from .policy import Naming
 from .schedule import Partner
 
@@ -58,8 +58,9 @@ class Examiner:
 
     def __init__(self, setup: Setup, ring: Ring) -> None:
         self._comm, self._ring, self._rank_map = setup.comm, ring, setup.rank_map
+        self._sharding = setup.sharding
         self._rotate = setup.schedule.partner is Partner.ROTATE
-        self._weights = dict(setup.ddp.module.named_parameters())  # frozen ones too
+        self._weights = dict(setup.module.named_parameters())  # frozen ones too
         self._optimizers = setup.optimizers
         self._device = setup.device
         self._naming = setup.naming
@@ -148,9 +149,6 @@ class Examiner:
         self.disputed = result
         return self._judge(sighting, result, at_start=at_start)
 
-    def _partners(self) -> tuple[int, ...]:
-        return partners(self._rank_map, self._audits, self._rotate)
-
     def only_finiteness(self, micro_batches: int) -> bool:
         """Whether a non-finite step is judged by its set of non-finite gradients alone; a collective."""
         return self._footing.compiled() or micro_batches > 1
@@ -159,8 +157,12 @@ class Examiner:
         """Judge a step that cannot be replayed: a non-finite one still alarms, an audit is skipped."""
         if not nonfinite:
             return reason or "another rank could not be compared"
-        found = attribute(self._rank_map, (), (), nonfinite=nonfinite)
-        return Sighting(Check.NONFINITE, step, found.findings, nonfinite_ranks=nonfinite)
+        if self._sharding is not None:  # weights that are not finite make all ranks of their replica so
+            divergence = self.compare_weights()
+            if divergence:
+                return replace(self.weights(step, divergence), nonfinite_ranks=nonfinite)
+        findings = self._believable(attribute(self._rank_map, (), (), nonfinite=nonfinite).findings)
+        return Sighting(Check.NONFINITE, step, findings, nonfinite_ranks=nonfinite)
 
     def reduced(self, step: int) -> Sighting:
         """Judge a step whose reduced gradient is not finite while every local one is: nobody is named."""
@@ -180,7 +182,7 @@ class Examiner:
         """Check 3: the replicas' parameters as they are now, and with them the optimizer's `state`."""
         around = partial(self._comm.peers, "comparing weights")
         with self.stopwatch.running():
-            return find_divergent_ranks({**self._weights, **(state or {})}, self._comm.group, around=around)
+            return compare_replicas({**self._weights, **(state or {})}, self._comm.group, around)
 
     def optimizer_state(self) -> dict[str, Tensor] | None:
         """What the optimizers keep; None when the ranks do not keep the same entries. A collective."""
@@ -237,7 +239,8 @@ class Examiner:
         found = attribute(
             self._rank_map, result.pairs, judged, nonfinite=sighting.nonfinite_ranks, reproduced=reproduced
         )
-        findings = ambiguous_at_start(self._rank_map, found.findings) if at_start else found.findings
+        findings = self._believable(found.findings)
+        findings = ambiguous_at_start(self._rank_map, findings) if at_start else findings
         return replace(sighting, findings=findings, contests=found.contests)
 
     def _judge_compiled(
@@ -271,6 +274,15 @@ class Examiner:
             f"replays among ranks {involved} differ where a compiler is at work, and agree without it: "
             "ranks that saw other shapes hold other graphs (torch.compile(dynamic=False) or padding helps)"
         )
+
+    def _partners(self) -> tuple[int, ...]:
+        if self._sharding is None:
+            return partners(self._rank_map, self._audits, self._rotate)
+        return replica_partners(self._rank_map, self._sharding.replicas, self._audits, self._rotate)
+
+    def _believable(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+        sharding = self._sharding
+        return findings if sharding is None else sharding.believable(self._rank_map, findings)
 
     def _voters(self, targets: Sequence[int], pairs: Sequence[Pair]) -> dict[int, tuple[int, ...]]:
         replayers = {p.target: p.replayer for p in pairs}

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ._comm import Comm
+from .checks.sharded import is_sharded
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,12 @@ class Gate:
         self._shut = torch.zeros((), dtype=torch.float32, device=device)
         self._none = torch.zeros((), dtype=torch.int64, device=device)
         self._lent: set[int] = set()  # optimizers that carry an attribute of ours
-        self.on_device = all(group.get("fused") for o in optimizers for group in o.param_groups)
+        # It is one plain tensor for all parameters, which optimizers refuse beside shards.
+        self.on_device = all(
+            group.get("fused") and not any(map(is_sharded, group["params"]))
+            for o in optimizers
+            for group in o.param_groups
+        )
 
     def count(self, local: Tensor, reduced: Tensor, optimizer: Optimizer) -> Count:
         """Sum this step's flags (int64 scalars) over all ranks: one all-reduce, no wait for the device."""

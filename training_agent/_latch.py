@@ -69,8 +69,8 @@ class AlarmLatch:
 
     def _seal(self, sighting: Sighting, disputed: RingResult | None) -> Sealed | None:
         setup = self._setup
-        if disputed is None or not sighting.contests:
-            return None
+        if disputed is None or not sighting.contests or setup.sharding is not None:
+            return None  # shards are no weights that one GPU could compute with
         scene = Scene(
             sighting.step,
             sighting.check.value,
@@ -81,15 +81,15 @@ class AlarmLatch:
         )
         read = tuple(read_locally(list(setup.parameters.values()), setup.naming))
         exhibit = Exhibit(disputed.capture, disputed.original, read, self._replayer.compiled)
-        weights = dict(setup.ddp.module.named_parameters())
+        weights = dict(setup.module.named_parameters())
         return seal(scene, exhibit, setup.parameters, weights, setup.settings, setup.device)
 
     def _trail(self, sighting: Sighting, trail: Trail) -> list[tuple[Path, bytes]]:
         """What `sdc bisect` compares with, from the first rank."""
         setup, known = self._setup, list(trail.points)
-        if not setup.comm.is_first or sighting.check is Check.WEIGHTS:
+        if not setup.comm.is_first or sighting.check is Check.WEIGHTS or setup.sharding is not None:
             return []
-        weights = dict(setup.ddp.module.named_parameters())
+        weights = dict(setup.module.named_parameters())
         return trail_file(setup.settings, sighting.step, setup.comm.world, weights, known)
 
     def raise_again(self) -> None:

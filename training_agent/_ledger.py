@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from ._alarm import Passes, Sighting
@@ -18,6 +19,7 @@ from ._assurance import Assurance
 from ._comm import Comm
 from ._examine import OVERFLOW_LIMIT, AuditPass
 from ._trail import ROW, Trail
+from .checks.sharded import is_sharded, whole
 from .digest import DIGEST_VERSION, digest
 from .errors import AgentError, ConfigurationError
 from .log_line import log_line
@@ -162,7 +164,7 @@ class Ledger:
         }
         return [what for what, step in at.items() if step == self.step]
 
-    def manifest(self, world_size: int, module: nn.Module) -> dict[str, Any]:
+    def manifest(self, world_size: int, digests: dict[str, list[int]]) -> dict[str, Any]:
         """What a checkpoint of this step carries; "passed" is a record, no proof that its state is clean."""
         return {
             "manifest_version": MANIFEST_VERSION,
@@ -187,15 +189,36 @@ class Ledger:
             **self.about,
             "assurance": self.assurance.plain(self.step),
             "notes": list(self.notes),
-            "digests": state_digests(module),
+            "digests": digests,
         }
 
 
 def state_digests(module: nn.Module) -> dict[str, list[int]]:
-    """Three words per tensor of the model's state, by name in `state_dict`."""
+    """Three words per tensor of the model's state, by name in `state_dict`.
+
+    Of a sharded tensor the whole is digested, so that a checkpoint fits any mesh: then this is a collective.
+    """
     tensors = {name: t for name, t in module.state_dict().items() if isinstance(t, Tensor)}
-    rows = digest(list(tensors.values())).tolist()
-    return dict(zip(tensors, rows, strict=True))
+    if not any(map(is_sharded, tensors.values())):
+        rows = digest(list(tensors.values()))
+    else:  # one at a time: all of them together would not fit
+        rows = torch.cat([digest([whole(t)]) for t in tensors.values()])
+    return dict(zip(tensors, rows.tolist(), strict=True))
+
+
+def common_digests(module: nn.Module, comm: Comm) -> dict[str, list[int]]:
+    """What the file of a checkpoint must hold, whichever rank wrote it.
+
+    Beside shards whole tensors may legally differ from rank to rank, as BatchNorm statistics do, and nobody
+    knows whose copy is saved: those are left out. Without shards one rank saves what it has.
+    """
+    digests = state_digests(module)
+    whole_ones = {n: digests[n] for n, t in module.state_dict().items() if n in digests and not is_sharded(t)}
+    if len(whole_ones) == len(digests):
+        return digests
+    answers = comm.gather(whole_ones)
+    own = {name for name, row in whole_ones.items() if any(a.get(name) != row for a in answers)}
+    return {name: row for name, row in digests.items() if name not in own}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,12 @@ GPUs disagree. Never accuses a node for a kernel that is not reproducible. Next:
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -18,6 +20,8 @@ from ._comm import Comm
 from ._compilers import eagerly
 from ._evidence import Depth, Evidence
 from ._ring import COMPUTE_ERRORS
+from ._sharding import Sharding
+from .checks.sharded import local_part
 from .determinism import deterministic
 from .digest import digest
 from .errors import ConfigurationError
@@ -40,26 +44,30 @@ class Preflight:
 class _Answer:
     forward: bool  # reproducible
     backward: bool
-    operator: str | None  # the first one whose output differed
     failure: str | None  # why nothing could be computed
 
 
-_SOUND = _Answer(forward=True, backward=True, operator=None, failure=None)
+_SOUND = _Answer(forward=True, backward=True, failure=None)
 
 
-def preflight(comm: Comm, parameters: int, run: Run, wanted: Depth, *, strict: bool) -> Preflight:
+def preflight(
+    comm: Comm, parameters: int, run: Run, wanted: Depth, *, strict: bool, sharding: Sharding | None = None
+) -> Preflight:
     """Compute this rank's micro-batch twice and agree on what audits can compare; a collective.
 
     Args:
         run: computes it once at a depth, and leaves everything as it was.
         wanted: the deepest comparison that the schedule asks for.
         strict: use deterministic kernels.
+        sharding: under `fully_shard` every run is one on all ranks, and communicates.
 
     Raises:
         ConfigurationError: on all ranks, when the module itself communicates.
     """
-    mine, evidence = _try(run, parameters, wanted, strict)
-    collectives = comm.complaints(next(iter(_collectives(run)), ""))
+    together = sharding is not None
+    own_groups = frozenset() if sharding is None else sharding.groups
+    mine, evidence = _try(run, parameters, wanted, strict, together)
+    collectives = comm.complaints(next(iter(_collectives(run, own_groups)), ""))
     if collectives:
         raise ConfigurationError(
             f"The model communicates inside its own forward or backward ({collectives[0]}), as SyncBatchNorm "
@@ -74,7 +82,11 @@ def preflight(comm: Comm, parameters: int, run: Run, wanted: Depth, *, strict: b
         return Preflight(
             None, f"replay audits are off, a micro-batch cannot be recomputed: {failures[0]}", None
         )
-    operators = sorted({a.operator for a in answers if a.operator})
+    unstable = not (mine.forward and mine.backward)
+    operator = None
+    if unstable or (together and not all(a.forward and a.backward for a in answers)):
+        operator = first_unstable_operator(lambda: _once(run, wanted, strict))
+    operators = sorted({name for name in comm.gather(operator) if name})
     named = f", first seen at {', '.join(operators[:_NAMES])}" if operators else ""
     if not all(a.forward for a in answers):
         ranks = [r for r, a in zip(comm.ranks, answers, strict=True) if not a.forward]
@@ -82,27 +94,29 @@ def preflight(comm: Comm, parameters: int, run: Run, wanted: Depth, *, strict: b
         return Preflight(None, note, None)
     ranks = [r for r, a in zip(comm.ranks, answers, strict=True) if not a.backward]
     note = f"audits compare output and loss only: the backward is not reproducible on ranks {ranks[:8]}"
-    shallow, evidence = _try(run, parameters, Depth.OUTPUT, strict)
+    shallow, evidence = _try(run, parameters, Depth.OUTPUT, strict, together)
     if comm.total([shallow.failure is not None])[0]:
         evidence = None
     return Preflight(Depth.OUTPUT, note + named, evidence)
 
 
-def _try(run: Run, parameters: int, depth: Depth, strict: bool) -> tuple[_Answer, Evidence | None]:
-    def once() -> Evidence:
-        if not strict:
-            return run(depth)
-        with deterministic():
-            return run(depth)
+def _once(run: Run, depth: Depth, strict: bool) -> Evidence:
+    with deterministic() if strict else nullcontext():
+        return run(depth)
 
+
+def _try(
+    run: Run, parameters: int, depth: Depth, strict: bool, together: bool
+) -> tuple[_Answer, Evidence | None]:
     try:
-        first, second = once(), once()
+        first, second = _once(run, depth, strict), _once(run, depth, strict)
     except COMPUTE_ERRORS as e:
-        return _Answer(False, False, None, f"{type(e).__name__}: {e}"), None
+        if together:
+            raise
+        return _Answer(False, False, f"{type(e).__name__}: {e}"), None
     if first.agrees(second):
         return _SOUND, first
-    forward = first.forward_agrees(second, parameters)
-    return _Answer(forward, False, first_unstable_operator(once), None), first
+    return _Answer(first.forward_agrees(second, parameters), False, None), first
 
 
 def first_unstable_operator(run: Callable[[], Any]) -> str | None:
@@ -121,14 +135,14 @@ def first_unstable_operator(run: Callable[[], Any]) -> str | None:
     return None
 
 
-def _collectives(run: Run) -> tuple[str, ...]:
-    """Communication operators that the micro-batch issues by itself."""
+def _collectives(run: Run, own_groups: frozenset[str]) -> tuple[str, ...]:
+    """Communication operators that the micro-batch issues by itself, over other than `own_groups`."""
     try:
         with eagerly(), _Journal(digests=False) as journal:
             run(Depth.BITS)
     except COMPUTE_ERRORS:
         pass  # said already by the run before
-    return tuple(dict.fromkeys(name for name, _ in journal.lines if name.startswith(_COLLECTIVES)))
+    return tuple(name for name, groups in journal.collectives.items() if not groups or groups - own_groups)
 
 
 class _Journal(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -137,18 +151,31 @@ class _Journal(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, *, digests: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lines: list[tuple[str, list[list[int]]]] = []
+        self.collectives: dict[str, set[str]] = {}  # by operator: names of the groups
         self._digests = digests
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = str(func)
+        if name.startswith(_COLLECTIVES):
+            self.collectives.setdefault(name, set()).update(_groups_in(args))
         node = torch._C._current_autograd_node()
         if node is not None:
             name += f" in {node.name()}"
         rows: list[list[int]] = []
         if self._digests and "empty" not in name:  # whatever lay in that memory
-            tensors = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+            tensors = [local_part(t) for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
             with torch.utils._python_dispatch._disable_current_modes():
                 rows = digest([t.detach() for t in tensors]).tolist() if tensors else []
         self.lines.append((name, rows))
         return out
+
+
+def _groups_in(args: Any) -> set[str]:
+    """Names of the process groups among an operator's arguments."""
+    found = set()
+    for value in tree_leaves(args):
+        if isinstance(value, torch.ScriptObject):
+            with suppress(RuntimeError):  # it stands for something else
+                found.add(str(ProcessGroup.unbox(value).group_name))
+    return found

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
+from ._leaves import inside_backward
 from .errors import ConfigurationError
 
 # They call the closure several times in one update; known by name, since they come from anywhere.
@@ -106,13 +107,13 @@ def refuse_inside_backward() -> None:
     Raises:
         ConfigurationError: on every rank alike, before the update.
     """
-    if torch._C._current_graph_task_id() != -1:
+    if inside_backward():
         raise ConfigurationError(
             f"optimizer.step() was called inside the backward (optimizer-in-backward). {_AFTER_BACKWARD}"
         )
 
 
-def diverging_hook(ddp: DistributedDataParallel) -> str | None:
+def diverging_hook(ddp: nn.Module) -> str | None:
     """Name of a communication hook under which replicas may hold different weights, or None."""
     for hook, _state in getattr(ddp, "_comm_hooks", []):
         if getattr(hook, "__name__", "") in _DIVERGING_HOOKS:

@@ -1,4 +1,4 @@
-"""Chooses how a captured unit is computed again: on aliases, or through what the user compiled.
+"""Chooses how a captured unit is computed again: on aliases, through what the user compiled, or on all ranks.
 
 Comes in: what the loop calls. Goes out: `Evidence` of a capture. Next: `_ring` compares it.
 """
@@ -7,23 +7,33 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.nn.parallel import DistributedDataParallel
+
 from ._capture import Capture
 from ._evidence import Depth, Evidence
+from ._leaves import GatheredLeaves, Leaves
 from ._startup import Setup
 from .checks.compiled import CompiledReplay, is_compiled
 from .checks.nonfinite import read_locally
 from .checks.replay import recompute
+from .checks.together import ReplayTogether
+from .errors import ConfigurationError
 
 
 class Replayer:
-    """The way of one training loop; both ways leave everything as it was."""
+    """The way of one training loop; each leaves everything as it was."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, leaves: Leaves) -> None:
         self._setup = setup
         self._read = read_locally(list(setup.parameters.values()), setup.naming)
         self._compiled: CompiledReplay | None = None
-        if is_compiled(setup.compute_loss) or is_compiled(setup.model):
-            self._compiled = CompiledReplay(setup.ddp, setup.model, setup.parameters)
+        self._together: ReplayTogether | None = None
+        if isinstance(leaves, GatheredLeaves):
+            self._together = ReplayTogether(
+                setup.module, setup.compute_loss, setup.parameters, leaves, self._read
+            )
+        elif is_compiled(setup.compute_loss) or is_compiled(setup.model):
+            self._compiled = CompiledReplay(self._ddp, setup.model, setup.parameters)
 
     @property
     def compiled(self) -> bool:
@@ -35,12 +45,15 @@ class Replayer:
         if self._compiled is not None:
             self._compiled.model = model
         elif hasattr(model, "_orig_mod"):
-            self._compiled = CompiledReplay(self._setup.ddp, model, self._setup.parameters)
+            if self._together is not None:
+                raise ConfigurationError("torch.compile around a model under fully_shard is not guarded.")
+            self._compiled = CompiledReplay(self._ddp, model, self._setup.parameters)
 
     def module_returned(self, output: Any) -> None:
         """The wrapped module returned `output` inside a replay."""
-        if self._compiled is not None:
-            self._compiled.module_returned(output)
+        through = self._compiled or self._together
+        if through is not None:
+            through.module_returned(output)
 
     def recompute(self, capture: Capture, depth: Depth) -> Evidence:
         """Compute a capture again.
@@ -49,7 +62,14 @@ class Replayer:
             RuntimeError and whatever the user's code raises: it cannot be computed here.
         """
         setup, read = self._setup, self._read
+        if self._together is not None:
+            return self._together.recompute(capture, depth, setup.device)
         if self._compiled is not None:
             return self._compiled.recompute(setup.compute_loss, capture, depth, setup.device, read)
         names = list(setup.parameters)
-        return recompute(setup.ddp, setup.compute_loss, capture, depth, setup.device, names, read)
+        return recompute(self._ddp, setup.compute_loss, capture, depth, setup.device, names, read)
+
+    @property
+    def _ddp(self) -> DistributedDataParallel:
+        assert isinstance(self._setup.outer, DistributedDataParallel)
+        return self._setup.outer

@@ -26,8 +26,8 @@ def compute_again(setup: Setup, record: StepRecord, watch: StepWatch) -> None:
     compute, batch = setup.compute_loss, record.batch
     assert compute is not None and batch is not None
     capture = batch.capture
-    DeviceState.write_buffers(setup.ddp.module, capture.buffers)
-    with reentered(capture, setup.ddp.module, setup.device):
+    DeviceState.write_buffers(setup.module, capture.buffers)
+    with reentered(capture, setup.module, setup.device):
         with watch.inside_loss(capture.args, capture.kwargs):
             loss = compute(setup.model, *capture.args, **capture.kwargs)
         watch.leave_loss(loss)

@@ -63,12 +63,18 @@ class Answer:
 
 
 class Ring:
-    """The replica group with this rank's GPU; `recompute` runs a capture on it."""
+    """The replica group with this rank's GPU; `recompute` runs a capture on it.
 
-    def __init__(self, comm: Comm, device: torch.device, recompute: Recompute) -> None:
+    `together`: it is a collective (`fully_shard`), so that all ranks compute whatever one of them must.
+    """
+
+    def __init__(
+        self, comm: Comm, device: torch.device, recompute: Recompute, together: bool = False
+    ) -> None:
         self._comm = comm
         self._device = device
         self._recompute = recompute
+        self._together = together
         self.courier = Courier(comm, device)
 
     def expect(self, targets: Sequence[int]) -> None:
@@ -111,7 +117,8 @@ class Ring:
             problem = problem or trouble
         mismatch = content is None or replayed is None or not replayed.agrees(content[1])
         failed, anywhere, size, more = comm.largest([bool(problem), mismatch, nbytes, several])
-        self.courier.agree(size, bool(more))
+        # Together, nothing travels ahead: replays and steps are collectives of several groups already.
+        self.courier.agree(size, bool(more) or self._together)
         if failed:
             raise ReplayFailedError("; ".join(comm.complaints(problem)[:3]))
         assert replayed is not None
@@ -135,10 +142,11 @@ class Ring:
             mine = (result.capture, result.original.depth)
             own = pack(mine, self._comm.device) if target == self._comm.rank else None
             capture, depth = unpack(self._comm.broadcast(own, target), self._device)
-            evidence = None
-            if self._comm.rank in voters[target]:
+            evidence, asked = None, self._comm.rank in voters[target]
+            if asked or self._together:
                 with switched():
                     evidence, _ = self._attempt(capture, target, Phase.ARBITRATION, depth)
+            evidence = evidence if asked else None
             again.append(None if evidence is None else evidence.short())
         answer = Answer(result.original.short(), result.target, result.replayed.short(), tuple(again))
         return dict(zip(self._comm.ranks, self._comm.gather(answer), strict=True))
@@ -159,6 +167,8 @@ class Ring:
         try:
             return self._recompute(capture, phase, depth), ""
         except COMPUTE_ERRORS as e:
+            if self._together:  # the others wait inside this computation, no answer would reach them
+                raise
             kind = type(e).__name__
             return None, f"rank {self._comm.rank} cannot recompute the batch of rank {target}: {kind}: {e}"
 

@@ -53,7 +53,7 @@ class Start:
         audits = setup.schedule.audit_every is not None
         with self.during(Phase.WARM_UP):
             strict = audits and setup.schedule.deterministic
-            warm_up(setup.ddp, setup.device, forward, backward, strict=strict)
+            warm_up(setup.outer, setup.device, forward, backward, strict=strict)
         self.register(self.update.ledger.step or None)
         if setup.weights_off is None:
             self.update.check_weights()
@@ -67,7 +67,7 @@ class Start:
             return
         self._preflight_due = False
         setup, update = self.setup, self.update
-        capture = _capture.take(unit, setup.ddp.module, setup.device, args, kwargs)
+        capture = _capture.take(unit, setup.module, setup.device, args, kwargs)
         capture.buffers = self.watch.copy_buffers()
         found = preflight(
             setup.comm,
@@ -75,6 +75,7 @@ class Start:
             lambda depth: self.recompute(capture, Phase.REPLAY, depth),
             update.depth or Depth.OUTPUT,
             strict=setup.schedule.deterministic,
+            sharding=setup.sharding,
         )
         update.depth = found.depth
         if found.note is not None:

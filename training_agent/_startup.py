@@ -22,10 +22,10 @@ from ._alarm import versions, what_runs
 from ._bisecting import BisectReporter
 from ._comm import Comm
 from ._refusals import diverging_hook, refuse_optimizers, refuse_tensors, unwrapped, unwrapped_optimizer
+from ._sharding import Sharding, sharding_of
 from ._shared_proof import prove_shared
 from .checkpoint_folder import Checkpoints
 from .checks.replay import LossFunction
-from .checks.sharded import is_sharded, local_shards
 from .contract import Env, NodeRegistration
 from .determinism import environment, require_cublas_workspace
 from .digest import digest
@@ -58,8 +58,10 @@ class Wishes:
 class Setup:
     """What a guard works on, after everything that can be refused has been."""
 
-    model: nn.Module  # as given: DDP, or torch.compile of it
-    ddp: DistributedDataParallel
+    model: nn.Module  # as given: DDP, torch.compile of it, or what `fully_shard` holds
+    outer: nn.Module  # whose forward begins a step: DDP, or what `fully_shard` holds
+    module: nn.Module  # whose forward is captured: what DDP wraps, or the same once more
+    sharding: Sharding | None  # under `fully_shard`
     optimizers: tuple[Optimizer, ...]
     compute_loss: LossFunction | None
     schedule: Schedule
@@ -81,26 +83,31 @@ class Setup:
 def set_up(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], wishes: Wishes) -> Setup:
     """See `guard.attach` for arguments and errors; a collective."""
     exit_codes.install()
-    ddp = unwrapped(model)
-    group = group_of(ddp)
-    assert isinstance(ddp, DistributedDataParallel)
+    outer = unwrapped(model)
+    sharding = sharding_of(outer, wishes.compute_loss)
+    group = group_of(outer) if sharding is None else dist.group.WORLD
+    assert group is not None
+    module = outer.module if isinstance(outer, DistributedDataParallel) else outer
     given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
     optimizers = tuple(map(unwrapped_optimizer, given))
-    parameters = {n: p for n, p in ddp.module.named_parameters() if p.requires_grad}
+    parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
     device = next(iter(parameters.values()), torch.empty(0)).device
     comm = Comm(group, device)
-    own = agree_on_setup(comm, device, wishes, optimizers, ddp.module, parameters)
+    own = agree_on_setup(comm, device, wishes, optimizers, module, parameters)
     self_test(comm, device)
     rank_map = gather_places(own.place(comm.rank, local_rank()), group)
     prove_shared(comm, rank_map, own, wishes.checkpoints)
-    partners(rank_map, 0)  # refuses layouts without an assignment, before the first update
-    hook = diverging_hook(ddp)
+    if sharding is None:
+        partners(rank_map, 0)  # refuses layouts without an assignment, before the first update
+    hook = diverging_hook(outer)
     bisecting = _bisecting.plan()
-    reporter = wishes.reporter if bisecting is None else BisectReporter(bisecting, ddp.module, comm)
+    reporter = wishes.reporter if bisecting is None else BisectReporter(bisecting, module, comm)
     off = f"replicas may legally hold different weights under the communication hook {hook}" if hook else None
     return Setup(
         model,
-        ddp,
+        outer,
+        module,
+        sharding,
         optimizers,
         wishes.compute_loss,
         wishes.schedule,
@@ -126,17 +133,11 @@ def group_of(ddp: nn.Module) -> dist.ProcessGroup:
     Raises:
         ConfigurationError: not wrapped in DDP, or alone. The same on every rank.
     """
-    if any(is_sharded(p) for p in ddp.parameters()):
-        local_shards(dict(ddp.named_parameters()))  # says why where there is nothing to compare
-        raise ConfigurationError(
-            f"attach() got {type(ddp).__name__} with sharded parameters (HSDP), which it does not guard yet. "
-            "Call training_agent.find_divergent_ranks(dict(model.named_parameters())) on every rank after "
-            "optimizer.step(): it compares each shard along the replicate dimension."
-        )
     if not isinstance(ddp, DistributedDataParallel):
         raise ConfigurationError(
             f"attach() got a {type(ddp).__name__}. Checks compare replicas: wrap the model in "
-            "torch.nn.parallel.DistributedDataParallel first and pass the wrapper."
+            "torch.nn.parallel.DistributedDataParallel first and pass the wrapper, or shard it with "
+            "fully_shard() over a mesh of replicas and shards (HSDP)."
         )
     group: dist.ProcessGroup = ddp.process_group
     world = dist.get_world_size(group)

@@ -149,7 +149,7 @@ class Update:
         if self.setup.policy is Policy.SKIP and sighting.check is not Check.WEIGHTS:
             self.ledger.step_skipped(sighting)
             return
-        pending.state.put_back(self.setup.device, self.setup.ddp.module)
+        pending.state.put_back(self.setup.device, self.setup.module)
         self.alarm(sighting)
 
     def skipped_by_loop(self) -> None:

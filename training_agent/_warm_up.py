@@ -1,7 +1,8 @@
 """The discarded pass of every start: a resumed run then sums gradients in the order of the run it continues.
 
-Comes in: DDP and a forward and backward. Goes out: DDP's buckets in their final layout, everything else as
-before. Next: `guard` registers the node and compares weights, then the first step is computed.
+Comes in: DDP, or what `fully_shard` holds, and a forward and backward. Goes out: DDP's buckets in their final
+layout, everything else as before. Next: `guard` registers the node and compares weights, then the first step
+is computed.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
+from ._aside import put_aside, reducing
 from ._capture import kept_rng
 from .checks.replay import output_tensors
 from .determinism import deterministic
@@ -20,14 +22,14 @@ from .errors import ConfigurationError
 
 
 def warm_up(
-    ddp: DistributedDataParallel,
+    model: nn.Module,
     device: torch.device,
     forward: Callable[[], Any],
     backward: Callable[[Any], None],
     *,
     strict: bool,
 ) -> None:
-    """Run a forward and backward through DDP and discard it: RNG, buffers and gradients are put back.
+    """Run a forward and backward and discard it: RNG, buffers and gradients are put back.
 
     DDP lays its buckets out anew after the first backward, so a resumed run would sum its first step in
     another order than the run it continues. With `strict`, an operator without a deterministic kernel shows
@@ -36,21 +38,18 @@ def warm_up(
     Raises:
         ConfigurationError: an operator has no deterministic kernel.
     """
-    parameters = list(ddp.parameters())
-    gradients = [p.grad for p in parameters]
-    buffers = [b.detach().clone() for b in ddp.buffers()]
-    hooks = [p._post_accumulate_grad_hooks for p in parameters]
-    muted = [dict(h) if h else {} for h in hooks]
-    sync = ddp.require_backward_grad_sync
+    parameters = list(model.parameters())
+    buffers = [b.detach().clone() for b in model.buffers()]
+    # With static_graph DDP only counts hooks in its first backward and orders buckets by the second.
+    passes = 2 if getattr(model, "static_graph", False) else 1
     try:
-        ddp.require_backward_grad_sync = True  # the first forward may stand inside no_sync()
-        for p, h in zip(parameters, hooks, strict=True):
-            p.grad = None
-            if h:
-                h.clear()  # a user's hook may apply an update
-        with kept_rng(device), deterministic() if strict else nullcontext():
-            # With static_graph DDP only counts hooks in its first backward and orders buckets by the second.
-            for _ in range(2 if ddp.static_graph else 1):
+        with (
+            put_aside(parameters),
+            reducing(model),
+            kept_rng(device),
+            deterministic() if strict else nullcontext(),
+        ):
+            for _ in range(passes):
                 backward(forward())
                 for p in parameters:
                     p.grad = None
@@ -61,14 +60,9 @@ def warm_up(
             ) from e
         raise
     finally:
-        ddp.require_backward_grad_sync = sync
         torch.clear_autocast_cache()  # it holds casts whose graph is gone
-        for p, grad, h, own in zip(parameters, gradients, hooks, muted, strict=True):
-            p.grad = grad
-            if h is not None:
-                h.update(own)
         with torch.no_grad():
-            for buffer, saved in zip(ddp.buffers(), buffers, strict=True):
+            for buffer, saved in zip(model.buffers(), buffers, strict=True):
                 buffer.copy_(saved)
 
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-from torch.utils.hooks import RemovableHandle
 
 from . import _capture
 from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence, Recorder, finiteness, size_of
+from ._leaves import Leaves, Stop, inside_backward
 from ._walk import named_buffers
 from .checks.nonfinite import GradientNorms
-from .checks.replay import output_tensors, watch_gradients
+from .checks.replay import output_tensors
 
 
 @dataclass(slots=True)
@@ -76,13 +76,15 @@ class StepWatch:
         parameters: Mapping[str, nn.Parameter],
         norms: GradientNorms,
         device: torch.device,
+        leaves: Leaves,
     ) -> None:
         self._module = module
         self._named = parameters
         self._norms = norms
         self._device = device
         self._parameters = list(parameters.values())
-        self._handles: list[RemovableHandle] = []
+        self._leaves = leaves
+        self._stop: Stop | None = None
         self._per_update = 1  # micro-batches of the last update
         self.batches: list[MicroBatch] = []
         self.begin(audit=False)
@@ -111,14 +113,14 @@ class StepWatch:
         self._complete = complete
         self._recorder = Recorder(len(self._parameters), depth) if audit else None
         if self._recorder is not None:
-            # Registered now, so that they run after every tensor hook of the user.
-            self._handles = watch_gradients(self._parameters, self._recorder, self._recording)
+            # From now on, so that it comes after every tensor hook of the user.
+            self._stop = self._leaves.watch(self._on_gradient, self._on_gathered)
 
     def end(self) -> None:
         """Stop watching; references to batch and loss go."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
         if self.batches:
             self._per_update = len(self.batches)
         self.batches = []
@@ -170,6 +172,18 @@ class StepWatch:
             batch.outputs = _add(batch.outputs, [loss])
         self._watch_seeds([loss])
 
+    # -- the gradients ---------------------------------------------------------------------------------
+
+    def _on_gradient(self, index: int, gradient: Tensor) -> None:
+        if self._recorder is not None and self._recording():
+            self._recorder.gradient(index, gradient)
+
+    def _on_gathered(self, weights: Tensor) -> None:
+        """Under `fully_shard`: the weights that this forward uses, as other ranks handed them out."""
+        if self._recorder is not None and self._recording() and not inside_backward():
+            self._recorder.output(weights)
+            self.batches[-1].outputs = _add(self.batches[-1].outputs, [weights])
+
     # -- after the backward ----------------------------------------------------------------------------
 
     def record(self, step: int) -> StepRecord:
@@ -211,11 +225,11 @@ class StepWatch:
         recorder = self._recorder
         assert recorder is not None
         came = self._norms.came(batch.backward)
-        seen = [p for p, here in zip(self._parameters, came, strict=True) if here]
+        seen = [i for i, here in enumerate(came) if here]
         if recorder.depth is Depth.OUTPUT:
             wanted = batch.outputs
         else:
-            nbytes = sum(p.numel() * p.element_size() for p in seen) + batch.outputs[1]
+            nbytes = sum(map(self._leaves.nbytes, seen)) + batch.outputs[1]
             wanted = len(seen) + batch.outputs[0], nbytes
         if seen and (recorder.tensors, recorder.nbytes) == wanted:
             return None

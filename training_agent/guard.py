@@ -27,8 +27,9 @@ from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence
 from ._examine import Examiner
 from ._farewell import judge_last_step
+from ._gradients import local_gradients
 from ._latch import AlarmLatch
-from ._ledger import Ledger, LoadedManifest
+from ._ledger import Ledger, LoadedManifest, common_digests
 from ._phase import Phase
 from ._refusals import untraced, wrap_closure
 from ._replayer import Replayer
@@ -39,7 +40,6 @@ from ._update import Update
 from ._warm_up import backward_from_outputs
 from ._watch import StepWatch
 from .checkpoint_folder import Checkpoints
-from .checks.nonfinite import GradientNorms
 from .checks.replay import LossFunction
 from .determinism import DeterministicMode
 from .errors import CheckpointError, ConfigurationError
@@ -69,7 +69,8 @@ def attach(
 
     Parameters
     ----------
-    ddp_model: the model wrapped in DistributedDataParallel (or `torch.compile` of that).
+    ddp_model: the model wrapped in DistributedDataParallel (or `torch.compile` of that); or sharded by
+        `fully_shard` over a mesh of replicas and shards (HSDP).
     optimizer: its optimizer; `step()` will raise `SdcAlarm` when a check fires. Several: all of them, in the
         order in which they step; the last one's step ends the update.
     compute_loss: `compute_loss(model, *args, **kwargs)` returns the loss tensor. The loop then calls
@@ -107,20 +108,15 @@ class Guard:
         self._phase = Phase.TRAINING
         self._ledger = Ledger.begun(step, setup)
         self._determinism = DeterministicMode()
-        self._replayer = Replayer(setup)
+        leaves, self._norms = local_gradients(setup, lambda: self._phase is Phase.TRAINING)
+        self._replayer = Replayer(setup, leaves)
         self._latch = AlarmLatch(setup, self._replayer)
-        self._norms = GradientNorms(
-            list(setup.parameters.values()),
-            lambda: self._phase is Phase.TRAINING,
-            naming=setup.naming,
-            at_once=setup.ddp.gradient_as_bucket_view or setup.ddp.static_graph,
-        )
-        self._watch = StepWatch(setup.ddp.module, setup.parameters, self._norms, setup.device)
+        self._watch = StepWatch(setup.module, setup.parameters, self._norms, setup.device, leaves)
         self._update = Update(
             setup,
             self._watch,
             self._norms,
-            Examiner(setup, Ring(setup.comm, setup.device, self._recompute)),
+            Examiner(setup, Ring(setup.comm, setup.device, self._recompute, setup.sharding is not None)),
             self._ledger,
             self._latch,
             self._determinism,
@@ -132,11 +128,14 @@ class Guard:
                 self._ledger.note(f"{what} are off: {off}")
         if setup.replay_off is not None:
             self._update.depth = None
+        # Under `fully_shard` before its own hook: what a start computes must end before weights are gathered.
+        first = setup.sharding is not None
+        forwards = ((setup.module, self._on_module_forward), (setup.outer, self._on_outer_forward))
         self._hooks = [
-            setup.ddp.register_forward_pre_hook(untraced(self._on_ddp_forward), with_kwargs=True),
-            setup.ddp.module.register_forward_pre_hook(untraced(self._on_module_forward), with_kwargs=True),
-            setup.ddp.module.register_forward_hook(untraced(self._on_module_output)),
+            module.register_forward_pre_hook(untraced(hook), with_kwargs=True, prepend=first)
+            for module, hook in forwards
         ]
+        self._hooks.append(setup.module.register_forward_hook(untraced(self._on_module_output)))
         for optimizer in setup.optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(self._before_update))
             self._hooks.append(optimizer.register_step_post_hook(self._after_update))
@@ -197,8 +196,12 @@ class Guard:
             )
 
     def manifest(self) -> dict[str, Any]:
-        """What the checkpoint of this step carries for `after_load`: JSON-able."""
-        return self._ledger.manifest(self._setup.comm.world, self._setup.ddp.module)
+        """What the checkpoint of this step carries for `after_load`: JSON-able.
+
+        Under `fully_shard` a collective, as the saving of shards is: whole tensors are digested.
+        """
+        comm = self._setup.comm
+        return self._ledger.manifest(comm.world, common_digests(self._setup.module, comm))
 
     def after_load(self, manifest: Mapping[str, Any]) -> None:
         """Take over a checkpoint: global step, file against manifest, replicas against each other.
@@ -212,7 +215,7 @@ class Guard:
         """
         late = "guard.after_load() must come before the first forward." if self._start.done else ""
         loaded = LoadedManifest.read(manifest, self._setup.comm, late)
-        damaged = loaded.compare(self._setup.ddp.module, self._setup.comm)
+        damaged = loaded.compare(self._setup.module, self._setup.comm)
         self._ledger.resume(loaded, manifest)
         self._start.register(loaded.step)
         if self._setup.weights_off is None:
@@ -253,9 +256,9 @@ class Guard:
 
     # -- 3. forward and backward -----------------------------------------------------------------------
 
-    def _on_ddp_forward(self, ddp: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _on_outer_forward(self, outer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._watching and not self._watch.in_loss:
-            self._begin_step(lambda: ddp(*args, **kwargs), backward_from_outputs)
+            self._begin_step(lambda: outer(*args, **kwargs), backward_from_outputs)
 
     def _on_module_forward(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._watching and self._watch.open:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from .checkpoint import CheckpointStore
 from .checks.replay import LossFunction
-from .errors import CheckpointError, SdcAlarm
+from .errors import CheckpointError, ConfigurationError, SdcAlarm
 from .guard import Guard, attach
 from .schedule import Schedule
 
@@ -61,6 +61,11 @@ def train(
     ConfigurationError, CheckpointError: on every rank; any other error of the loop is passed on. The guard is
         taken off the model.
     """
+    if not isinstance(ddp_model, DistributedDataParallel):
+        raise ConfigurationError(
+            f"train() got a {type(ddp_model).__name__}: it trains and saves a model wrapped in "
+            "DistributedDataParallel. Around fully_shard write the loop yourself, with attach()."
+        )
     schedule = schedule or Schedule()
 
     def clip() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +113,35 @@ def partners(rank_map: RankMap, audit_index: int, rotate: bool = True) -> tuple[
     offset = offsets[audit_index % len(offsets)] if rotate else offsets[0]
     line = _line(rank_map)
     target = {rank: line[(position + offset) % len(line)] for position, rank in enumerate(line)}
+    return tuple(target[rank] for rank in rank_map.ranks)
+
+
+def replica_partners(
+    rank_map: RankMap, replicas: Sequence[Sequence[int]], audit_index: int, rotate: bool = True
+) -> tuple[int, ...]:
+    """The same under HSDP: each rank replays its counterpart of another replica, which holds the same shards.
+
+    Replicas are shifted against each other by what never meets an own node, where there is such a shift; else
+    by any.
+
+    Args:
+        rank_map: all places.
+        replicas: `replicas[i][j]` holds shard j in replica i.
+        audit_index, rotate: as for `partners`.
+    """
+    count = len(replicas)
+
+    def shifted(by: int) -> dict[int, int]:
+        return {
+            rank: replicas[(i + by) % count][j]
+            for i, replica in enumerate(replicas)
+            for j, rank in enumerate(replica)
+        }
+
+    every = [shifted(by) for by in range(1, count)]
+    apart = [s for s in every if all(rank_map.node_of(a) != rank_map.node_of(b) for a, b in s.items())]
+    usable = (apart or every)[:MAX_OFFSETS]
+    target = usable[audit_index % len(usable) if rotate else 0]
     return tuple(target[rank] for rank in rank_map.ranks)
 
 

@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
 from .._capture import Capture, reentered
 from .._evidence import Depth, Evidence, Recorder
-from .replay import LossFunction, output_tensors, run_unit
+from .replay import LossFunction, on_copies, output_tensors, run_unit
 
 
 class CompiledReplay:
@@ -74,11 +73,7 @@ class CompiledReplay:
 
         try:
             with reentered(capture, self._ddp.module, device), _unreduced(self._ddp), self._watched(recorder):
-                functional_call(
-                    _Around(self._ddp.module),
-                    {f"wrapped.{name}": buffer.clone() for name, buffer in capture.buffers.items()},
-                    (call,),
-                )
+                on_copies(self._ddp.module, capture.buffers, call)
         finally:
             self._recorder = None
             torch.clear_autocast_cache()
@@ -101,17 +96,6 @@ class CompiledReplay:
                     handle = parameter.register_hook(taken(index))  # type: ignore[no-untyped-call]
                     stack.callback(handle.remove)
             yield
-
-
-class _Around(nn.Module):
-    """Holds the user's module while copies of its buffers stand in for them, backward included."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.wrapped = module
-
-    def forward(self, call: Callable[[], None]) -> None:
-        call()
 
 
 @contextmanager

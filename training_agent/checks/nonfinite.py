@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from .._evidence import norm, norms
 from ..policy import Naming
@@ -54,13 +55,8 @@ class GradientNorms:
         self._active = active
         device = self._parameters[0].device.type if self._parameters else "cpu"
         self._queue_limit = 0 if at_once else _QUEUED.get(device, _QUEUED_ELSEWHERE)
-        self._handles = []
-        for i, (p, read) in enumerate(
-            zip(self._parameters, read_locally(self._parameters, naming), strict=True)
-        ):
-            if read:
-                self._handles.append(p.register_hook(self._on_entering(i)))  # type: ignore[no-untyped-call]
-            self._handles.append(p.register_post_accumulate_grad_hook(self._on_accumulated(i, read)))  # type: ignore[no-untyped-call]
+        self._handles: list[RemovableHandle] = []
+        self._hook(read_locally(self._parameters, naming))
         self.reset()
 
     def reset(self) -> None:
@@ -94,13 +90,13 @@ class GradientNorms:
 
     def untouched(self) -> bool:
         """Whether the gradients are still those that the last backward left: nobody clipped or unscaled."""
-        return self._versions == [_version(p.grad) for p in self._parameters]
+        return self._versions == [_version(g) for g in self._gradients()]
 
     def dropped(self) -> bool:
         """Whether the gradients of a backward were thrown away without an update, as a GradScaler does."""
         if self.backwards == 0:
             return False
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        gradients = [g for g in self._gradients() if g is not None]
         if not gradients:
             return True
         # zero_grad(set_to_none=False) writes zeros in place; asking the device only if somebody wrote.
@@ -110,6 +106,16 @@ class GradientNorms:
         """Take the hooks away."""
         for handle in self._handles:
             handle.remove()
+
+    def _hook(self, read: Sequence[bool]) -> None:
+        for i, p in enumerate(self._parameters):
+            if read[i]:
+                self._handles.append(p.register_hook(self._on_entering(i)))  # type: ignore[no-untyped-call]
+            self._handles.append(p.register_post_accumulate_grad_hook(self._on_accumulated(i, read[i])))  # type: ignore[no-untyped-call]
+
+    def _gradients(self) -> list[Tensor | None]:
+        """The reduced ones, as far as they lie on this rank."""
+        return [p.grad for p in self._parameters]
 
     def _blank(self) -> list[Tensor | None]:
         return [None] * len(self._parameters)
@@ -130,14 +136,7 @@ class GradientNorms:
             gradient = parameter.grad
             if gradient is None or not self._active():
                 return
-            task = torch._C._current_graph_task_id()
-            if not self.in_backward:
-                self.in_backward, self._task = True, task
-                _at_end_of_backward(self._read_queue, 0)  # before DDP writes the reduced gradients back
-                _at_end_of_backward(self._on_reduced, _HOPS)
-            elif task != self._task:
-                self.reentrant = True
-            self._came[-1][index] = True
+            self._note(index)
             if read and self.backwards == 0:
                 self._queue.append((index, gradient))
                 self._queued += gradient.numel()
@@ -146,6 +145,17 @@ class GradientNorms:
                 self._read_queue()
 
         return hook
+
+    def _note(self, index: int) -> None:
+        """A gradient came, the first of its backward perhaps."""
+        task = torch._C._current_graph_task_id()
+        if not self.in_backward:
+            self.in_backward, self._task = True, task
+            _at_end_of_backward(self._read_queue, 0)  # before DDP writes the reduced gradients back
+            _at_end_of_backward(self._on_reduced, _HOPS)
+        elif task != self._task:
+            self.reentrant = True
+        self._came[-1][index] = True
 
     def _read_queue(self) -> None:
         if self._queue:
@@ -159,7 +169,7 @@ class GradientNorms:
         self.backwards += 1
         self._locals.append(self._blank())
         self._came.append([False] * len(self._parameters))
-        every = [p.grad for p in self._parameters]
+        every = self._gradients()
         gradients = [g for g in every if g is not None]
         if gradients:
             self._reduced = torch.stack([n.float() for n in norms(gradients)])

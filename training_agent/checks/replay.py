@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from .._capture import Capture, Unit, reentered
 from .._evidence import Depth, Evidence, Recorder, size_of
@@ -141,6 +140,23 @@ def run_unit(
     differentiate([r for r, _ in reached], [s for _, s in reached])
 
 
+class _Around(nn.Module):
+    """Holds the user's module while copies of its buffers stand in for them, backward included."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.wrapped = module
+
+    def forward(self, call: Callable[[], None]) -> None:
+        call()
+
+
+def on_copies(module: nn.Module, buffers: Mapping[str, Tensor], call: Callable[[], None]) -> None:
+    """Run `call` while copies of `buffers` stand in for those of `module`."""
+    copies = {f"wrapped.{name}": buffer.clone() for name, buffer in buffers.items()}
+    functional_call(_Around(module), copies, (call,))
+
+
 class _WithoutDdp:
     """What the loss function gets as `model` in a replay: calls go past DDP, everything else to it."""
 
@@ -178,18 +194,3 @@ def _alias(parameter: nn.Parameter, index: int, recorder: Recorder) -> Tensor:
 def tensor_hooks(parameter: Tensor) -> tuple[Callable[[Tensor], Tensor | None], ...]:
     """The user's hooks on a parameter's gradient, in order."""
     return tuple((parameter._backward_hooks or {}).values())
-
-
-def watch_gradients(
-    parameters: list[nn.Parameter], recorder: Recorder, active: Callable[[], bool] = lambda: True
-) -> list[RemovableHandle]:
-    """Record each gradient as it enters accumulation, after the user's own tensor hooks."""
-
-    def hook(index: int) -> Callable[[Tensor], None]:
-        return lambda gradient: recorder.gradient(index, gradient) if active() else None
-
-    return [
-        p.register_hook(hook(i))  # type: ignore[no-untyped-call]
-        for i, p in enumerate(parameters)
-        if p.requires_grad
-    ]

@@ -7,6 +7,7 @@ group of ranks that hold the same ones. Next: `checks.weights` compares them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,22 @@ class Shards:
 
     tensors: dict[str, Tensor]
     replicas: ProcessGroup
+    replicate_dim: int  # of the mesh
 
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether it is a DTensor; does not load the module that defines them."""
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What of a tensor lies on this rank: the shard of a DTensor, all of any other."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor: for a DTensor a collective of its mesh."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def local_shards(tensors: Mapping[str, Tensor]) -> Shards:
@@ -61,11 +73,14 @@ def local_shards(tensors: Mapping[str, Tensor]) -> Shards:
         raise ConfigurationError(
             f"The device mesh has {mesh.size()} of the job's {dist.get_world_size()} ranks; use one over all."
         )
-    return Shards({name: t.detach().to_local() for name, t in found.items()}, mesh.get_group(dims[0]))
+    shards = {name: t.detach().to_local() for name, t in found.items()}
+    return Shards(shards, mesh.get_group(dims[0]), dims[0])
 
 
 def compare_shards(
-    tensors: Mapping[str, Tensor], compare: Callable[[Mapping[str, Tensor], ProcessGroup], Divergence]
+    tensors: Mapping[str, Tensor],
+    compare: Callable[[Mapping[str, Tensor], ProcessGroup], Divergence],
+    around: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Divergence:
     """Compare each shard with its replicas; a collective of the whole job, equal on all its ranks."""
     import torch
@@ -75,11 +90,14 @@ def compare_shards(
     own = compare(shards.tensors, shards.replicas)
     device = next(iter(shards.tensors.values())).device
     some = torch.tensor([int(bool(own))], device=device)
-    dist.all_reduce(some, op=dist.ReduceOp.MAX)
-    if not int(some):
+    with around():
+        dist.all_reduce(some, op=dist.ReduceOp.MAX)
+        anywhere = int(some)
+    if not anywhere:
         return own
     everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, own)
+    with around():
+        dist.all_gather_object(everywhere, own)
     differing = {name for found in everywhere for name in found.tensors}
     return type(own)(
         tensors=tuple(name for name in tensors if name in differing),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .._trail import raw
@@ -54,7 +55,7 @@ def find_divergent_ranks(
             dimension, and the result is that of all ranks of the job, which all call this.
         group: the replicas; None is the default group, or for DTensors their mesh's. Ranks in the result are
             global ranks.
-        around: makes the context in which each collective runs, and nothing else; not for DTensors.
+        around: makes the context in which each collective runs, and nothing else.
 
     Raises:
         ConfigurationError: DTensors of which each shard exists once, or that lie on several meshes.
@@ -63,7 +64,7 @@ def find_divergent_ranks(
     import torch.distributed as dist
 
     if group is None and any(is_sharded(t) for t in tensors.values()):
-        return compare_shards(tensors, find_divergent_ranks)
+        return compare_shards(tensors, partial(find_divergent_ranks, around=around), around)
     names = tuple(tensors)
     compared = sum(t.numel() * t.element_size() for t in tensors.values())
     if not names:
@@ -94,6 +95,30 @@ def find_divergent_ranks(
         involved=tuple(sorted(members[i] for i in undecided)),
         bytes_compared=compared,
         tensors_compared=len(names),
+    )
+
+
+def compare_replicas(
+    tensors: Mapping[str, Tensor],
+    group: ProcessGroup,
+    around: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Divergence:
+    """`find_divergent_ranks` for tensors some of which are shards, as an optimizer's counters are not."""
+    shards = {name: t for name, t in tensors.items() if is_sharded(t)}
+    whole = {name: t for name, t in tensors.items() if name not in shards}
+    if not shards:
+        return find_divergent_ranks(whole, group, around=around)
+    one, other = (
+        find_divergent_ranks(shards, around=around),
+        find_divergent_ranks(whole, group, around=around),
+    )
+    differing = {*one.tensors, *other.tensors}
+    return Divergence(
+        tensors=tuple(name for name in tensors if name in differing),
+        ranks=tuple(sorted({*one.ranks, *other.ranks})),
+        involved=tuple(sorted({*one.involved, *other.involved})),
+        bytes_compared=one.bytes_compared + other.bytes_compared,
+        tensors_compared=one.tensors_compared + other.tensors_compared,
     )
 
 

@@ -14,7 +14,7 @@ _HUGGINGFACE = {
     "DeepSpeed": "each shard of its state exists once, so there is no replica to compare with. Train with "
     "DDP: leave deepspeed= out of TrainingArguments.",
     "FSDP": "each shard exists once, so there is no replica to compare with. Train with DDP: leave fsdp= out "
-    "of TrainingArguments; for HSDP see training_agent.find_divergent_ranks.",
+    "of TrainingArguments; for HSDP write the loop with training_agent.attach(...).",
     "tensor parallelism": "its shards exist once. Train with DDP over all ranks.",
     "DataParallel in one process": "checks compare processes. Start it with torchrun, one process a GPU.",
     "a single process": "checks compare replicas. Start it with torchrun and two processes or more.",
@@ -27,7 +27,7 @@ _HUGGINGFACE = {
 
 _SHARDED = "each shard exists once, so there is no replica to compare with. Use strategy='ddp'."
 _LIGHTNING = {
-    "FSDPStrategy": _SHARDED + " For HSDP see training_agent.find_divergent_ranks.",
+    "FSDPStrategy": _SHARDED + " For HSDP write the loop with attach(...).",
     "DeepSpeedStrategy": _SHARDED,
     "ModelParallelStrategy": _SHARDED,
     "start_method": "a forked process cannot end the job with the alarm's exit code. Use strategy='ddp' and "

@@ -102,7 +102,7 @@ def test_a_manifest_comes_back_and_tells_a_changed_bit() -> None:
     model = nn.BatchNorm1d(3)
     ledger = Ledger(20)
     ledger.weights_passed(20, "")
-    manifest = ledger.manifest(6, model)
+    manifest = ledger.manifest(6, state_digests(model))
     loaded = LoadedManifest.parse(manifest)
     assert (loaded.step, loaded.passes) == (20, Passes(None, 20))
     assert loaded.digests == state_digests(model)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from training_agent._capture import Capture, Unit, take
 from training_agent._evidence import Depth, Evidence, Recorder, finiteness
+from training_agent._leaves import ParameterLeaves
 from training_agent.checks.nonfinite import GradientNorms, read_locally
-from training_agent.checks.replay import recompute, watch_gradients
+from training_agent.checks.replay import recompute
 from training_agent.policy import Naming
 
 CPU = torch.device("cpu")
@@ -43,18 +44,18 @@ def compute_loss(model: nn.Module, x: Tensor) -> Tensor:
 def original(
     ddp: Wrapped, x: Tensor, loss_of: Callable[..., Tensor] = compute_loss
 ) -> tuple[Capture, Evidence]:
-    parameters = list(ddp.module.parameters())
+    parameters = dict(ddp.module.named_parameters())
     recorder = Recorder(len(parameters), Depth.BITS)
-    handles = watch_gradients(parameters, recorder)
-    handles.append(ddp.module.register_forward_hook(lambda _m, _a, out: recorder.output(out)))
+    stop = ParameterLeaves(parameters).watch(recorder.gradient)
+    outputs = ddp.module.register_forward_hook(lambda _m, _a, out: recorder.output(out))
     capture = take(Unit.LOSS, ddp.module, CPU, (x,), {})
     capture.buffers = {n: b.clone() for n, b in ddp.module.named_buffers()}
     loss = loss_of(ddp, x)
     recorder.loss(loss)
     capture.seeds = [torch.ones_like(loss)]
     loss.backward()
-    for handle in handles:
-        handle.remove()
+    stop()
+    outputs.remove()
     return capture, recorder.evidence()
 
 

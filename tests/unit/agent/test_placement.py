@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from tests.unit.agent.places import even_map, rank_map
 from training_agent.contract import Independence
 from training_agent.errors import ConfigurationError
-from training_agent.placement import EVERYBODY_VOTES, MAX_OFFSETS, QUORUM, RankMap, partners, quorum
+from training_agent.placement import (
+    EVERYBODY_VOTES,
+    MAX_OFFSETS,
+    QUORUM,
+    RankMap,
+    partners,
+    quorum,
+    replica_partners,
+)
 
 LAYOUTS = st.lists(st.integers(0, 5), min_size=2, max_size=24)
 
@@ -48,6 +56,29 @@ def test_rotation_uses_at_most_eight_assignments_and_moves_every_audit(nodes: li
     assert distinct <= MAX_OFFSETS == 8
     assert rounds[:distinct] == rounds[distinct : 2 * distinct]
     assert len(set(rounds[:distinct])) == distinct
+
+
+@given(st.integers(2, 12), st.integers(1, 4), st.integers(1, 4), st.integers(0, 40))
+def test_under_hsdp_each_rank_replays_its_counterpart_of_another_replica(
+    count: int, shards: int, per_node: int, audit: int
+) -> None:
+    ranks = even_map(count * shards, per_node)
+    replicas = [tuple(range(i * shards, (i + 1) * shards)) for i in range(count)]
+    targets = replica_partners(ranks, replicas, audit)
+    assert sorted(targets) == list(ranks.ranks)
+    assert all(t % shards == r % shards and t // shards != r // shards for r, t in enumerate(targets))
+    if count * shards >= 2 * per_node and (shards % per_node == 0 or per_node % shards == 0):
+        shared = max(1, per_node // shards)  # replicas on one node
+        if count % shared == 0 and count > shared:
+            assert all(ranks.node_of(t) != ranks.node_of(r) for r, t in enumerate(targets))
+    assert len({replica_partners(ranks, replicas, a) for a in range(40)}) <= MAX_OFFSETS
+    assert replica_partners(ranks, replicas, 5, False) == replica_partners(ranks, replicas, 0)
+
+
+def test_replicas_of_one_node_replay_each_other_where_there_is_no_other_way() -> None:
+    assert replica_partners(even_map(4, 4), [(0, 1), (2, 3)], 0) == (2, 3, 0, 1)
+    crossed = replica_partners(even_map(4, 2), [(0, 2), (1, 3)], 0)  # the mesh lies across the nodes
+    assert crossed == (1, 0, 3, 2)
 
 
 def test_fixed_partner_is_one_node_further_as_published() -> None:
