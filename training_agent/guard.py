@@ -97,7 +97,10 @@ def attach(
     wishes = Wishes(
         compute_loss, schedule, step, settings, reporter, checkpoints, mode, policy, finish, naming
     )
-    return Guard(_startup.set_up(ddp_model, optimizer, wishes), step)
+    setup = _startup.set_up(ddp_model, optimizer, wishes)
+    if reporter is not None:
+        reporter.among(setup.rank_map.places)
+    return Guard(setup, step)
 
 
 class Guard:

@@ -6,6 +6,7 @@ until the pipeline's quarantine table releases them. Entries are only ever added
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from .contract import (
@@ -21,7 +22,9 @@ from .contract import (
     encode,
     occurrence_key,
 )
-from .shared_files import write_atomic
+from .shared_files import alone, write_atomic
+
+_PATIENCE_S = 5.0  # a writer needs milliseconds; one that died holding the file keeps nobody longer
 
 
 def entries_of(alarm: Alarm) -> tuple[QuarantineEntry, ...]:
@@ -61,7 +64,7 @@ def read_record(shared_dir: Path) -> QuarantineFile:
 
 
 def add_to_record(shared_dir: Path, entries: tuple[QuarantineEntry, ...]) -> None:
-    """Add `entries` to the record, durably; called by one rank of the job only.
+    """Add `entries` to the record, durably; called by one rank of each group that is guarded by itself.
 
     A damaged record is left as it is: it makes every restart hold; overwriting it would free its suspects.
 
@@ -69,11 +72,17 @@ def add_to_record(shared_dir: Path, entries: tuple[QuarantineEntry, ...]) -> Non
     ------
     ContractError, OSError: as `read_record`, or the disk is full.
     """
-    known = read_record(shared_dir).entries
-    new = tuple(e for e in entries if e not in known)
-    if new:
-        record = QuarantineFile(entries=known + new)
-        write_atomic(shared_dir / QUARANTINE_FILE, encode(record).encode())
+    with changing(shared_dir):
+        known = read_record(shared_dir).entries
+        new = tuple(e for e in entries if e not in known)
+        if new:
+            record = QuarantineFile(entries=known + new)
+            write_atomic(shared_dir / QUARANTINE_FILE, encode(record).encode())
+
+
+def changing(shared_dir: Path) -> AbstractContextManager[None]:
+    """Nobody else reads and rewrites the record inside the block."""
+    return alone(shared_dir / f".{QUARANTINE_FILE}.lock", _PATIENCE_S)
 
 
 def covers(entry: QuarantineEntry, place: Place) -> bool:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -28,6 +31,28 @@ def write_atomic(path: Path, data: bytes) -> None:
         beside.unlink(missing_ok=True)
         raise
     fsync_folder(path.parent)
+
+
+@contextmanager
+def alone(lock: Path, patience_s: float) -> Iterator[None]:
+    """Run the block while nobody else holds `lock`, a file that only one can create, also over a network.
+
+    After `patience_s` seconds it runs all the same: who held it died, and its file goes with ours.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            break
+        except FileExistsError:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
 
 
 def fsync_file(path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.distributed.models import Net, batch_for, loss_of
 from tests.distributed.small_model import settings_for
+from tests.unit.report.builders import FakeAws
 from training_agent import Schedule, attach
 from training_agent._phase import Phase
 from training_agent.contract import encode
 from training_agent.errors import SdcAlarm
+from training_agent.report import job_reporter
 
 GROUP = 3
 BAD = 4  # in the whole job; position 1 of its group
@@ -35,8 +38,15 @@ def main(out: Path) -> None:
     model = Net()
     ddp = DistributedDataParallel(model, process_group=groups[rank // GROUP])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    settings = replace(settings_for(rank), shared_dir=out / "shared", event_bus="bus")
+    aws = FakeAws()
     guard = attach(
-        ddp, optimizer, compute_loss=loss_of, schedule=Schedule(2, 2, None), settings=settings_for(rank)
+        ddp,
+        optimizer,
+        compute_loss=loss_of,
+        schedule=Schedule(2, 2, None),
+        settings=settings,
+        reporter=job_reporter(settings, rank, client=aws.factory),
     )
     step = 0
 
@@ -56,6 +66,9 @@ def main(out: Path) -> None:
     except SdcAlarm as e:
         found["alarm"] = encode(e.alarm)
     found |= {"step": guard.step, "audits": guard.manifest()["audits_passed"]}
+    guard.abandon()
+    found["sent"] = sorted({e["DetailType"] for e in aws.events})
+    found["measured"] = bool(aws.metrics)
     (out / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from training_agent.contract import Alarm, NodeRegistration, encode, to_plain
+from training_agent.contract import Alarm, NodeRegistration, Place, encode, to_plain
 from training_agent.report import StepChecks
 
 
@@ -12,10 +13,14 @@ class RecordingReporter:
     """A reporter that keeps what it is told."""
 
     def __init__(self) -> None:
+        self.places: tuple[Place, ...] = ()
         self.registrations: list[NodeRegistration | None] = []
         self.steps: list[tuple[int, StepChecks]] = []
         self.alarms: list[Alarm] = []
         self.closed = False
+
+    def among(self, places: Sequence[Place]) -> None:
+        self.places = tuple(places)
 
     def started(self, registration: NodeRegistration | None) -> None:
         self.registrations.append(registration)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.distributed.conftest import launch
 from training_agent.contract import Alarm, Check, decode
+from training_agent.quarantine import read_record
 
 pytestmark = pytest.mark.timeout(300)
 RANKS = 6
@@ -21,7 +22,7 @@ def test_two_groups_in_one_job_name_the_rank_of_the_job_and_leave_each_other_alo
         [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in ranks]
         for ranks in (range(3), range(3, RANKS))
     )
-    assert first == [{"alarm": None, "step": 6, "audits": 3}] * 3  # it trains on to its end
+    assert [(r["alarm"], r["step"], r["audits"]) for r in first] == [(None, 6, 3)] * 3  # it trains on
     assert len({r["alarm"] for r in second}) == 1
     alarm = decode(Alarm, second[0]["alarm"])
     assert (alarm.check, alarm.step, alarm.named_ranks, alarm.world_size) == (Check.REPLAY, 4, (4,), 3)
@@ -32,3 +33,8 @@ def test_two_groups_in_one_job_name_the_rank_of_the_job_and_leave_each_other_alo
     assert {r for p in alarm.pairs for r in (p.replayer, p.target)} <= {3, 4, 5}
     assert [v.rank for v in alarm.contests[0].votes] == [3, 4, 5]
     assert [r["step"] for r in second] == [3] * 3  # step 4 was not applied
+    # What rank 0 does for the job, the lowest rank does for its group, and a rank of another node sends too.
+    (entry,) = read_record(tmp_path / "shared").entries
+    assert entry.gpu_uuid == "GPU-2-0"
+    assert [r["measured"] for r in first + second] == [True, False, False, True, False, False]
+    assert ["SDC Alarm" in r["sent"] for r in first + second] == [False, False, False, True, True, False]

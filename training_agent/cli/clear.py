@@ -21,7 +21,7 @@ from ..contract import (
     to_plain,
 )
 from ..log_line import utc_now
-from ..quarantine import read_record
+from ..quarantine import changing, read_record
 from ..shared_files import fsync_folder, write_atomic
 from .failures import CannotAskError, NotFoundError
 
@@ -51,16 +51,21 @@ def clear(folder: Path, chosen: tuple[QuarantineEntry, ...], reason: str) -> Non
     Raises:
         CannotAskError: the folder cannot be written.
     """
-    kept = tuple(e for e in entries(folder) if e not in chosen)
     try:
-        with (folder / CLEARED_FILE).open("a") as f:
-            for entry in chosen:
-                note = {"at": utc_now(), "by": getpass.getuser(), "reason": reason, "entry": to_plain(entry)}
-                f.write(json.dumps(note, sort_keys=True) + "\n")
-        fsync_folder(folder)
-        write_atomic(folder / QUARANTINE_FILE, encode(QuarantineFile(entries=kept)).encode())
+        with changing(folder):
+            _rewrite(folder, chosen, reason)
     except OSError as e:
         raise CannotAskError(f"{folder} cannot be written: {e}.", "Run it where the job can write.") from e
+
+
+def _rewrite(folder: Path, chosen: tuple[QuarantineEntry, ...], reason: str) -> None:
+    kept = tuple(e for e in entries(folder) if e not in chosen)
+    with (folder / CLEARED_FILE).open("a") as f:
+        for entry in chosen:
+            note = {"at": utc_now(), "by": getpass.getuser(), "reason": reason, "entry": to_plain(entry)}
+            f.write(json.dumps(note, sort_keys=True) + "\n")
+    fsync_folder(folder)
+    write_atomic(folder / QUARANTINE_FILE, encode(QuarantineFile(entries=kept)).encode())
 
 
 def choose(

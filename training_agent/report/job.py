@@ -64,15 +64,13 @@ def job_reporter(
     ----------
     settings: of this process.
     rank: global rank.
-    publishers: ranks that send alarms (see `choose_publishers`); by default rank 0 and the first rank of
-        the second node, or on a single node its second rank. Duplicates are dropped by delivery key. Rank 0
-        alone keeps `quarantine.json` and the metrics; every rank spools and logs.
+    publishers: ranks that send alarms; by default `choose_publishers` of the ranks that `attach` guards
+        together. Duplicates are dropped by delivery key. The lowest of those ranks alone keeps
+        `quarantine.json` and the metrics; every rank spools and logs.
     client: makes boto3-like clients, by service name.
     metrics_every_s: interval of the metrics, seconds.
     """
-    metrics = MetricState(settings.cluster, settings.job.name) if rank == 0 else None
-    publishes = _sends_by_default(rank) if publishers is None else rank in publishers
-    return JobReporter(settings, rank, publishes, client, metrics, metrics_every_s)
+    return JobReporter(settings, rank, publishers, client, metrics_every_s)
 
 
 class JobReporter:
@@ -82,28 +80,41 @@ class JobReporter:
         self,
         settings: AgentSettings,
         rank: int,
-        publishes: bool,
+        publishers: Collection[int] | None,
         client: ClientFactory,
-        metrics: MetricState | None,
         metrics_every_s: float,
     ) -> None:
         self._settings = settings
         self._rank = rank
-        self._publishes = publishes
-        self._metrics = metrics if settings.event_bus else None
+        self._publishers = publishers
+        self._metrics_every_s = metrics_every_s
+        # Until `among` says who the others are.
+        self._publishes = _sends_by_default(rank) if publishers is None else rank in publishers
+        self._leads = rank == 0
+        self._metrics: MetricState | None = None
         self._spool = spool_of(settings)
         self._publisher: Publisher | None = None
         if settings.event_bus:
             self._publisher = Publisher(
                 settings.event_bus,
                 client,
-                metrics=self._metrics,
                 metrics_every_s=metrics_every_s,
                 on_sent=self._mark_sent,
             )
-            if publishes or os.environ.get(Env.LOCAL_RANK, "0") == "0":  # who registers a node
+            self._measure()
+            if self._publishes or os.environ.get(Env.LOCAL_RANK, "0") == "0":  # who registers a node
                 self._publisher.prepare()
         self._beside = Beside(self._sinks(), metrics_every_s)
+
+    def among(self, places: Sequence[Place]) -> None:
+        """Take the part of this rank in its group: rank 0 may be in none, or in another one."""
+        leads, publishes = self._rank == min(p.rank for p in places), self._publishes
+        if self._publishers is None:
+            publishes = self._rank in choose_publishers(places)
+        if (leads, publishes) != (self._leads, self._publishes):
+            self._leads, self._publishes = leads, publishes
+            self._measure()
+            self._beside = Beside(self._sinks(), self._metrics_every_s)  # the one before told nobody yet
 
     @property
     def dropped(self) -> int:
@@ -134,7 +145,7 @@ class JobReporter:
         self._write("spool the alarm", lambda: self._spool.put(alarm))
         log_line("alarm", rank=self._rank, delivery_key=key, alarm=to_plain(alarm))
         self._write("write the termination log", lambda: self._write_termination_log(alarm, key))
-        if self._rank == 0:
+        if self._leads:
             self._write("write the record of suspects", lambda: self._quarantine(alarm))
         until = time.monotonic() + FLUSH_S
         self._try("tell the collector and the pods", lambda: self._beside.alarm(alarm))
@@ -155,11 +166,16 @@ class JobReporter:
     def _sinks(self) -> list[Sink]:
         settings = self._settings
         sinks: list[Sink] = []
-        if settings.otlp_endpoint and self._rank == 0:
+        if settings.otlp_endpoint and self._leads:
             sinks.append(Otlp(settings.otlp_endpoint, settings, lambda: self.dropped))
         if settings.pod_events and self._publishes:
             sinks.append(PodEvents(settings))
         return sinks
+
+    def _measure(self) -> None:
+        if self._leads and self._metrics is None and self._publisher is not None:
+            self._metrics = MetricState(self._settings.cluster, self._settings.job.name)
+            self._publisher.measure(self._metrics)
 
     def _send(self, publisher: Publisher, alarm: Alarm) -> None:
         if self._publishes:

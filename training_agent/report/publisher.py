@@ -84,6 +84,11 @@ class Publisher:
         with self._changed:
             self._wake()
 
+    def measure(self, metrics: MetricState) -> None:
+        """Publish these from now on."""
+        with self._changed:
+            self._metrics = metrics
+
     def offer(self, event: Event) -> None:
         """Queue an event; when the queue is full, the oldest that is no alarm gives way, else the new one."""
         with self._changed:

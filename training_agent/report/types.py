@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..contract import Alarm, NodeRegistration
+from ..contract import Alarm, NodeRegistration, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,9 @@ class StepChecks:
 
 class Reporter(Protocol):
     """Where the guard reports to; implement it to bring a reporter of your own. No method may raise."""
+
+    def among(self, places: Sequence[Place]) -> None:
+        """Called once by `attach`: where the ranks run that compare with each other, this one among them."""
 
     def started(self, registration: NodeRegistration | None) -> None:
         """Called once, before the first step; local rank 0 hands in its node's registration, others None."""

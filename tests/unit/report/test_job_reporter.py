@@ -112,6 +112,27 @@ def test_on_a_single_node_two_ranks_send_all_the_same(monkeypatch: pytest.Monkey
     assert len(aws.events) == 2
 
 
+def test_in_a_group_without_rank_0_its_lowest_rank_does_what_rank_0_does(tmp_path: Path) -> None:
+    group = [a_place(r) for r in (3, 4, 5)]
+    for rank in (3, 4, 5):
+        aws = FakeAws()
+        shared = tmp_path / str(rank)
+        reporter = job_reporter(settings_of(shared, rank), rank, client=aws.factory)
+        reporter.among(group)
+        reporter.alarm(an_alarm())
+        assert (read_record(shared).entries != ()) is (rank == 3)
+        assert bool(aws.metrics) is (rank == 3)
+        assert bool(aws.events) is (rank in choose_publishers(group))
+
+
+def test_the_publishers_that_a_loop_names_stay_so(tmp_path: Path) -> None:
+    aws = FakeAws()
+    reporter = job_reporter(settings_of(tmp_path, 3), 3, publishers={5}, client=aws.factory)
+    reporter.among([a_place(r) for r in (3, 4, 5)])
+    reporter.alarm(an_alarm())
+    assert aws.events == []
+
+
 def test_an_alarm_that_names_nobody_holds_the_job(tmp_path: Path) -> None:
     alarm = an_alarm(a_finding(None, FindingKind.REDUCED), check=Check.NONFINITE, reduced_nonfinite=True)
     job_reporter(settings_of(tmp_path, event_bus=None), 0).alarm(alarm)

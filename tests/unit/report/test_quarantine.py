@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from training_agent import quarantine
 from training_agent.contract import Check, ContractError, FindingKind, Verdict, delivery_key
 from training_agent.quarantine import add_to_record, covers, entries_of, read_record
 from training_agent.quarantine_table import Row
@@ -62,6 +64,25 @@ def test_entries_are_only_ever_added(tmp_path: Path) -> None:
     add_to_record(tmp_path, second)
     add_to_record(tmp_path, first)
     assert read_record(tmp_path).entries == first + second
+
+
+def test_two_groups_that_alarm_at_once_both_stand_in_the_record(tmp_path: Path) -> None:
+    def write(group: int) -> None:
+        for step in range(8):
+            add_to_record(tmp_path, entries_of(an_alarm(a_finding(group), step=40 + step)))
+
+    with ThreadPoolExecutor(3) as groups:
+        list(groups.map(write, range(3)))
+    assert len(read_record(tmp_path).entries) == 24
+
+
+def test_a_writer_that_died_with_the_record_in_its_hands_keeps_no_suspect_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quarantine, "_PATIENCE_S", 0.05)
+    (tmp_path / ".quarantine.json.lock").touch()
+    add_to_record(tmp_path, entries_of(an_alarm()))
+    assert read_record(tmp_path).entries and not (tmp_path / ".quarantine.json.lock").exists()
 
 
 def test_a_damaged_record_is_never_overwritten(tmp_path: Path) -> None:
