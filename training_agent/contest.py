@@ -5,7 +5,6 @@ In: results of the ring and of the arbiters, from `training_agent._ring`. Next: 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,8 +36,9 @@ class Contested:
         """The result of more than half of the ranks that were asked."""
         if not self.results:
             return None
-        result, count = Counter(self.results.values()).most_common(1)[0]
-        return result if 2 * count > self.asked else None
+        values = sorted(self.results.values())
+        result = values[len(values) // 2]  # what more than half hold is the median
+        return result if 2 * values.count(result) > self.asked else None
 
     @property
     def outvoted(self) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import Enum
 
 import pytest
@@ -12,7 +12,7 @@ from tests.unit.agent.places import rank_map
 from training_agent._ring import Answer, contests, mismatching
 from training_agent.attribution import Attribution, attribute, contested_targets
 from training_agent.contract import FindingKind, SecondConfirmation, Verdict
-from training_agent.placement import RankMap, partners, quorum
+from training_agent.placement import EVERYBODY_VOTES, RankMap, partners, quorum
 
 
 class Bad(Enum):
@@ -85,6 +85,26 @@ def games(n: int) -> Iterator[tuple[RankMap, int]]:
         yield from ((ranks, audit) for audit in range(rounds))
 
 
+def failing_voters(ranks: RankMap, audit: int, bad: Collection[int]) -> Iterator[int]:
+    """Every position of the one that cannot recompute, but one of each set of positions that are alike.
+
+    A healthy rank that neither replays a bad one nor is replayed by it only votes, and everybody votes up to
+    16 ranks. Two such on one node can change places, and so can two nodes of one size with nobody else on
+    them: all that the product may see, who is on a node with whom, stays as it is.
+    """
+    targets = partners(ranks, audit)
+    assert ranks.size <= EVERYBODY_VOTES
+    busy = {*bad, *(targets[r] for r in bad), *(r for r in range(ranks.size) if targets[r] in bad)}
+    nodes = {ranks.node_of(r) for r in busy}
+    seen = set()
+    for rank in range(ranks.size):
+        node = ranks.node_of(rank)
+        kind = rank if rank in busy else node if node in nodes else f"of {len(ranks.ranks_on(node))}"
+        if kind not in seen:
+            seen.add(kind)
+            yield rank
+
+
 def first_games(n: int) -> Iterator[tuple[RankMap, int]]:
     """All games of a small job, one of each layout of a larger one."""
     return games(n) if n <= 8 else ((ranks, 0) for ranks in layouts(n))
@@ -148,11 +168,30 @@ def test_two_bad_gpus_of_any_kind_and_a_failing_voter_never_accuse_a_healthy_one
     n: int, identical: bool
 ) -> None:
     for ranks, audit in games(n):
-        for first, second in itertools.combinations(range(n), 2):
-            for kinds, absent in itertools.product(itertools.product(Bad, repeat=2), range(n)):
-                bad = {first: kinds[0], second: kinds[1]}
+        for pair in itertools.combinations(range(n), 2):
+            voters = tuple(failing_voters(ranks, audit, pair))
+            for kinds, absent in itertools.product(itertools.product(Bad, repeat=2), voters):
+                bad = dict(zip(pair, kinds, strict=True))
                 found = play(ranks, audit, bad, identical=identical, fails={absent})
                 assert named(found) <= set(bad), (bad, absent, found)
+
+
+def test_failing_voters_that_are_alike_end_alike() -> None:
+    """Holds the argument of `failing_voters`: some positions have all the outcomes that all of them have."""
+
+    def outcomes(ranks: RankMap, audit: int, bad: dict[int, Bad], absent: Iterable[int]) -> set[object]:
+        found = (play(ranks, audit, bad, identical=True, fails={a}) for a in absent)
+        return {f and tuple((x.kind, x.rank, x.verdict) for x in f.findings) for f in found}
+
+    for ranks, audit in first_games(12):
+        looked = 0
+        for pair in itertools.islice(itertools.combinations(range(12), 2), 0, None, 7):
+            some = tuple(failing_voters(ranks, audit, pair))
+            looked += len(some)
+            for kinds in ((Bad.PERSISTENT, Bad.PERSISTENT), (Bad.TRANSIENT, Bad.REPLAYER)):
+                bad = dict(zip(pair, kinds, strict=True))
+                assert outcomes(ranks, audit, bad, some) == outcomes(ranks, audit, bad, range(12))
+        assert looked < 10 * 12  # of ten pairs
 
 
 def test_a_quorum_of_a_large_job_counts_its_missing_voters_too() -> None:
