@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from . import _capture
 from ._capture import Capture, Unit
@@ -21,7 +20,7 @@ from ._evidence import Depth, Evidence, Recorder, finiteness, size_of
 from ._leaves import Leaves, Stop, inside_backward
 from ._walk import named_buffers
 from .checks.nonfinite import GradientNorms
-from .checks.replay import output_tensors
+from .checks.replay import apart, output_tensors
 
 
 @dataclass(slots=True)
@@ -152,7 +151,7 @@ class StepWatch:
         """The wrapped module returned `output`; what comes back stands in for it."""
         inside: set[int] = set()
         if not self.in_loss:
-            output, inside = _apart(output)
+            output, inside = apart(output)
         tensors = list(output_tensors(output))
         if self._recorder is not None and self._is_chosen:
             for tensor in tensors:
@@ -286,21 +285,6 @@ class StepWatch:
             capture = self.batches[0].capture if self.batches else None
             whole = capture is not None and all(seed is not None for seed in capture.seeds)
             tell(capture if whole else None)
-
-
-def _apart(output: Any) -> tuple[Any, set[int]]:
-    """Give each output a node of its own; the `id`s of those that could not be given one.
-
-    The gradient that enters the logits from outside is a seed of the replay; what flows into them from the
-    loss inside the model is not. Tensors in objects that torch cannot take apart (a key-value cache) stay as
-    they are: the rest of the model reads them, so what flows into them comes from inside.
-    """
-    live = [t for t in output_tensors(output) if t.requires_grad]
-    if len(live) < 2:
-        return output, set()
-    apart = tree_map(lambda v: v.view_as(v) if isinstance(v, Tensor) and v.requires_grad else v, output)
-    same = {id(t) for t in live} & {id(t) for t in output_tensors(apart)}
-    return apart, same if len(same) < len(live) else set()
 
 
 def _add(counted: tuple[int, int], tensors: list[Tensor]) -> tuple[int, int]:

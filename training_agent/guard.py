@@ -98,8 +98,8 @@ def attach(
         compute_loss, schedule, step, settings, reporter, checkpoints, mode, policy, finish, naming
     )
     setup = _startup.set_up(ddp_model, optimizer, wishes)
-    if reporter is not None:
-        reporter.among(setup.rank_map.places)
+    if setup.reporter is not None:
+        setup.reporter.among(setup.rank_map.places)
     return Guard(setup, step)
 
 
@@ -131,14 +131,11 @@ class Guard:
                 self._ledger.note(f"{what} are off: {off}")
         if setup.replay_off is not None:
             self._update.depth = None
-        # Under `fully_shard` before its own hook: what a start computes must end before weights are gathered.
-        first = setup.sharding is not None
-        forwards = ((setup.module, self._on_module_forward), (setup.outer, self._on_outer_forward))
-        self._hooks = [
-            module.register_forward_pre_hook(untraced(hook), with_kwargs=True, prepend=first)
-            for module, hook in forwards
-        ]
-        self._hooks.append(setup.module.register_forward_hook(untraced(self._on_module_output)))
+        self._hooks = [setup.module.register_forward_hook(untraced(self._on_module_output))]
+        first = setup.sharding is not None  # what a start computes must end before weights are gathered
+        for module, hook in ((setup.module, self._on_module_forward), (setup.outer, self._on_outer_forward)):
+            hook = untraced(hook)
+            self._hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=first))
         for optimizer in setup.optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(self._before_update))
             self._hooks.append(optimizer.register_step_post_hook(self._after_update))
@@ -199,10 +196,7 @@ class Guard:
             )
 
     def manifest(self) -> dict[str, Any]:
-        """What the checkpoint of this step carries for `after_load`: JSON-able.
-
-        Under `fully_shard` a collective, as the saving of shards is: whole tensors are digested.
-        """
+        """What the checkpoint of this step carries for `after_load`: JSON-able. A collective under HSDP."""
         comm = self._setup.comm
         return self._ledger.manifest(comm.world, common_digests(self._setup.module, comm))
 

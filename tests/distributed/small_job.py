@@ -19,7 +19,7 @@ from tests.distributed.small_model import Model, batch_for, compute_loss, settin
 from training_agent import Guard, Schedule, _examine, attach
 from training_agent._phase import Phase
 from training_agent.checks import weights
-from training_agent.checks.weights import Divergence, find_divergent_ranks
+from training_agent.checks.weights import Divergence, compare_replicas
 from training_agent.digest import digest
 
 LAST = 5  # no audit is due at it
@@ -60,9 +60,9 @@ def main(mode: str, one: int) -> None:
         if guard.step:  # not before the first step
             vanish("weight check")
             weights.digest = _no_memory if (rank, mode) == (one, "no memory in weight check") else digest
-        return find_divergent_ranks(*args, **kwargs)
+        return compare_replicas(*args, **kwargs)
 
-    _examine.find_divergent_ranks = compared
+    _examine.compare_replicas = compared
 
     def loss_that_dies(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         vanish(guard.phase.value)

@@ -18,7 +18,7 @@ def _nothing_nonfinite(_norms: Any, device: torch.device) -> torch.Tensor:
 
 BLINDFOLDS = {
     "replay": ("training_agent._evidence.Evidence.agrees", lambda *_: True),
-    "weights": ("training_agent._examine.find_divergent_ranks", lambda *_, **__: Divergence()),
+    "weights": ("training_agent._examine.compare_replicas", lambda *_, **__: Divergence()),
     "nonfinite": ("training_agent.checks.nonfinite._any_nonfinite", _nothing_nonfinite),
     "file": ("training_agent._ledger.LoadedManifest.compare", lambda *_: None),
 }

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
 
 from .._capture import Capture, Unit, reentered
 from .._evidence import Depth, Evidence, Recorder, size_of
@@ -79,6 +80,21 @@ def output_tensors(output: Any) -> Iterator[Tensor]:
             yield from output_tensors(value)
     elif hasattr(output, "__dict__"):
         yield from output_tensors(vars(output))
+
+
+def apart(output: Any) -> tuple[Any, set[int]]:
+    """Give each output a node of its own; the `id`s of those that could not be given one.
+
+    The gradient that enters the logits from outside is a seed of the replay; what flows into them from the
+    loss inside the model is not. Tensors in objects that torch cannot take apart (a key-value cache) stay as
+    they are: the rest of the model reads them, so what flows into them comes from inside.
+    """
+    live = [t for t in output_tensors(output) if t.requires_grad]
+    if len(live) < 2:
+        return output, set()
+    divided = tree_map(lambda v: v.view_as(v) if isinstance(v, Tensor) and v.requires_grad else v, output)
+    same = {id(t) for t in live} & {id(t) for t in output_tensors(divided)}
+    return divided, same if len(same) < len(live) else set()
 
 
 class _Unit(nn.Module):
