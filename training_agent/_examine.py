@@ -23,6 +23,7 @@ from ._stopwatch import Stopwatch
 from ._watch import MicroBatch
 from .attribution import MAX_INVOLVED, Contested, ambiguous_at_start, attribute, contested_targets
 from .checks.weights import Divergence, compare_replicas
+from .contest import reproduced_by_peers
 from .contract import Check, Finding, FindingKind, Pair, Verdict
 from .placement import partners, quorum, replica_partners
 from .policy import Naming
@@ -235,7 +236,9 @@ class Examiner:
             voters = self._voters(targets, result.pairs)
             answers = self._ring.arbitrate(targets, result, voters)
             judged = contests(targets, result.pairs, answers, voters)
-        reproduced = {rank: _reproduced(rank, result.pairs, judged) for rank in sighting.nonfinite_ranks}
+        reproduced = {
+            rank: reproduced_by_peers(rank, result.pairs, judged) for rank in sighting.nonfinite_ranks
+        }
         found = attribute(
             self._rank_map, result.pairs, judged, nonfinite=sighting.nonfinite_ranks, reproduced=reproduced
         )
@@ -293,14 +296,3 @@ class Examiner:
         if len(result.pairs) < self._comm.world:
             return False
         return self._comm.total([int(not self._ring.repeats(result))])[0] == self._comm.world
-
-
-def _reproduced(rank: int, pairs: Sequence[Pair], judged: Sequence[Contested]) -> bool | None:
-    """Whether a healthy peer got the same non-finite set: its replayer, or the majority that arbitrated.
-
-    None without a majority: then nobody is known to be healthy, and too few answers are no "no".
-    """
-    for contest in judged:
-        if contest.target == rank:
-            return None if contest.majority is None else contest.majority == contest.results.get(rank)
-    return all(pair.target != rank for pair in pairs)

@@ -55,3 +55,14 @@ def contested_targets(pairs: Sequence[Pair]) -> tuple[int, ...] | None:
 
 def places_of(rank_map: RankMap, ranks: Sequence[int]) -> tuple[Place, ...]:
     return tuple(rank_map.place(r) for r in ranks[:MAX_INVOLVED])
+
+
+def reproduced_by_peers(rank: int, pairs: Sequence[Pair], judged: Sequence[Contested]) -> bool | None:
+    """Whether a healthy peer got the same non-finite set: its replayer, or the majority that arbitrated.
+
+    None without a majority: then nobody is known to be healthy, and too few answers are no "no".
+    """
+    for contest in judged:
+        if contest.target == rank:
+            return None if contest.majority is None else contest.majority == contest.results.get(rank)
+    return all(pair.target != rank for pair in pairs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.unit.agent.places import even_map, rank_map
-from training_agent._examine import _reproduced
 from training_agent.attribution import (
     MAX_CONTESTED,
     Contested,
@@ -11,6 +10,7 @@ from training_agent.attribution import (
     attribute,
     contested_targets,
 )
+from training_agent.contest import reproduced_by_peers
 from training_agent.contract import Finding, FindingKind, Pair, SecondConfirmation, Verdict
 
 SIX = even_map(6, 2)
@@ -139,9 +139,9 @@ def test_an_arbiter_that_lost_one_vote_and_could_not_answer_the_other_question_i
 def test_too_few_answers_do_not_say_that_no_healthy_peer_got_the_same_nan() -> None:
     """Data NaN on rank 4, a bad replayer, three arbiters without memory: 2 of 6 decide nothing."""
     contest = Contested(4, 2, {4: "nan", 2: "odd", 0: "nan"}, "nan", "odd", (1, 3, 5))
-    assert _reproduced(4, (Pair(2, 4),), [contest]) is None
-    assert _reproduced(4, (), []) is True
-    assert _reproduced(4, (Pair(2, 4),), []) is False
+    assert reproduced_by_peers(4, (Pair(2, 4),), [contest]) is None
+    assert reproduced_by_peers(4, (), []) is True
+    assert reproduced_by_peers(4, (Pair(2, 4),), []) is False
 
 
 def test_no_arbitration_names_only_the_rank_that_both_pairs_share() -> None:
@@ -215,7 +215,7 @@ def test_nonfinite_rank_with_a_mismatch_takes_its_pair() -> None:
     assert (finding.kind, finding.rank, finding.verdict) == (FindingKind.PAIR, 4, Verdict.TRANSIENT)
 
 
-def test_nonfinite_reproduced_by_healthy_peers_names_nobody() -> None:
+def test_nonfinite_reproduced_by_peers_peers_names_nobody() -> None:
     (finding,) = attribute(SIX, [], [], nonfinite=[4], reproduced={4: True}).findings
     assert (finding.kind, finding.rank, finding.reproduced) == (FindingKind.NONFINITE, None, True)
     assert finding.involved == (SIX.places[4],)
