@@ -39,6 +39,11 @@ OF_THE_AGENT = (
         Metric.DIVERGENT_TENSORS.value,
         "Replicas hold different weights; an incident should be open",
     ),
+    Watch(
+        "ReductionMismatch",
+        Metric.REDUCTION_MISMATCH.value,
+        "The checksum of an all-reduce differs; an incident should be open",
+    ),
 )
 OF_THE_RECONCILER = (
     Watch("JobsWithoutHeartbeat", "jobs_without_heartbeat", "A registered job's agent has gone silent"),

@@ -30,6 +30,7 @@ PER_JOB = (
     ("Alarms: non-finite gradients", Metric.NONFINITE_GRAD, "Maximum"),
     ("Alarms: replay mismatches", Metric.REPLAY_MISMATCH, "Maximum"),
     ("Alarms: divergent tensors", Metric.DIVERGENT_TENSORS, "Maximum"),
+    ("Alarms: checksum of a reduction", Metric.REDUCTION_MISMATCH, "Maximum"),
     ("Audits done", Metric.AUDITS_DONE, "Sum"),
     ("Audits skipped (or replays off)", Metric.AUDITS_SKIPPED, "Sum"),
     ("Steps since the last passed audit", Metric.LAST_PASS_AGE_STEPS, "Maximum"),

@@ -1,4 +1,4 @@
-"""Alarms: on the three metrics of the agent, and on each way in which the pipeline itself can lose an
+"""Alarms: on the metrics of the agent's checks, and on each way in which the pipeline itself can lose an
 incident.
 
 In: the state machine, the inlets, the operators' topic. Out: CloudWatch alarms, each with an action. Next:
@@ -17,7 +17,8 @@ from aws_cdk import aws_cloudwatch_actions as actions
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
-from training_agent.contract.names import METRIC_NAMESPACE, Metric
+from training_agent.contract.names import METRIC_NAMESPACE
+from training_agent.report.metrics import NAMED
 
 from .alarms import OF_THE_AGENT, OF_THE_RECONCILER, Watch
 from .cluster_events import ClusterEvents
@@ -113,5 +114,5 @@ def own_metric(
     )
 
 
-AGENT_METRICS = (Metric.NONFINITE_GRAD, Metric.REPLAY_MISMATCH, Metric.DIVERGENT_TENSORS)
+AGENT_METRICS = NAMED
 assert {watch.metric for watch in OF_THE_AGENT} == {metric.value for metric in AGENT_METRICS}

@@ -73,9 +73,11 @@ def suspect_window(sighting: Sighting, passes: Passes) -> tuple[int, int]:
     """First and last step at which the fault can have begun to do harm.
 
     Since the last passed audit for checks 1 and 2, since the last passed weight check for check 3; that
-    single step for the reduced gradient. Without any pass it begins at step 1. It never ends before it
+    single step for the reduction. Without any pass it begins at step 1. It never ends before it
     begins.
     """
+    if sighting.check is Check.REDUCTION:
+        return sighting.step, sighting.step
     if sighting.reduced_nonfinite and not sighting.nonfinite_ranks and not sighting.pairs:
         return sighting.step, sighting.step
     last = passes.weights if sighting.check is Check.WEIGHTS else passes.audit
@@ -214,6 +216,7 @@ _HEADLINE = {
     Check.NONFINITE: "a gradient is NaN, Inf or too large for a float32 norm",
     Check.REPLAY: "a micro-batch computed again gives other bits",
     Check.WEIGHTS: "replicas hold different weights or optimizer state",
+    Check.REDUCTION: "the all-reduce did not give the mean of the gradients",
 }
 
 

@@ -24,11 +24,12 @@ class Tally:
     nonfinite: int  # local gradient
     reduced: int  # reduced gradient
     overflow: int  # a GradScaler skips the step
+    checksum: int = 0  # of the reduction
 
     @property
     def suspicious(self) -> bool:
         """Whether check 1 has something to say."""
-        return bool(self.nonfinite or self.reduced)
+        return bool(self.nonfinite or self.reduced or self.checksum)
 
 
 class Count:
@@ -71,16 +72,19 @@ class Gate:
             for group in o.param_groups
         )
 
-    def count(self, local: Tensor, reduced: Tensor, optimizer: Optimizer) -> Count:
-        """Sum this step's flags (int64 scalars) over all ranks: one all-reduce, no wait for the device."""
+    def count(self, local: Tensor, reduced: Tensor, optimizer: Optimizer, *more: Tensor) -> Count:
+        """Sum this step's flags (int64 scalars) over all ranks: one all-reduce, no wait for the device.
+
+        `more`: the flag of the reduction's checksum, where that is on.
+        """
         found = getattr(optimizer, "found_inf", None)
         overflow = self._none if found is None else (found.reshape(-1)[0] > 0).to(torch.int64)
-        return Count(self._comm.sum_tensor(torch.stack((local, reduced, overflow))))
+        return Count(self._comm.sum_tensor(torch.stack((local, reduced, overflow, *more))))
 
     def hold(self, count: Count, optimizer: Optimizer) -> None:
         """Shut the gate for this update and all later ones if this step is suspicious."""
         counts = count.device_counts.to(self._device)
-        bad = (counts[0] + counts[1] > 0) & (counts[2] == 0)
+        bad = (counts[0] + counts[1] + counts[3:].sum() > 0) & (counts[2] == 0)
         self._shut = torch.maximum(self._shut, bad.to(torch.float32))
         found = getattr(optimizer, "found_inf", None)
         shut = self._shut

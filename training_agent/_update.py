@@ -19,6 +19,8 @@ from ._examine import AuditPass, Examiner, ReplayOff
 from ._gate import Count, Gate, Tally
 from ._latch import AlarmLatch
 from ._ledger import Ledger
+from ._pending import Pending
+from ._reduction import ReductionCheck, reduction_check
 from ._refusals import refuse_inside_backward
 from ._retry import compute_again, repeatable
 from ._startup import Setup
@@ -28,18 +30,6 @@ from .contract import Check
 from .determinism import DeterministicMode, deterministic
 from .log_line import log_line
 from .policy import Mode, Policy
-from .report import StepChecks
-
-
-@dataclass(slots=True)
-class Pending:
-    """A step whose flags the host has not read yet (deferred mode), with the state to put back."""
-
-    record: StepRecord
-    count: Count
-    own: Tensor  # 1 when this rank's gradient was not finite
-    state: DeviceState
-    checks: StepChecks | None = None  # to report once the flags were read
 
 
 @dataclass(slots=True)
@@ -56,6 +46,7 @@ class Update:
     depth: Depth | None = Depth.BITS  # of audits; None: replays are off
     gate: Gate = field(init=False)
     deferred: bool = field(init=False)
+    reduction: ReductionCheck | None = field(init=False)
     pending: Pending | None = None
     _judged: bool = False
     _applies: bool = True
@@ -64,6 +55,7 @@ class Update:
     def __post_init__(self) -> None:
         setup = self.setup
         self.gate = Gate(setup.optimizers, setup.comm, setup.device)
+        self.reduction = reduction_check(setup, self.norms, self.ledger.note)
         # A step that is repeated, or applied with a warning, must be judged before its update.
         patient = setup.policy in (Policy.STOP, Policy.SKIP)
         self.deferred = setup.mode is Mode.DEFERRED and self.gate.on_device and patient
@@ -124,7 +116,9 @@ class Update:
 
     def _count(self, optimizer: Optimizer) -> tuple[Count, Tensor]:
         own = self.norms.local_nonfinite(self.setup.device)
-        return self.gate.count(own, self.norms.reduced_nonfinite(self.setup.device), optimizer), own
+        reduced = self.norms.reduced_nonfinite(self.setup.device)
+        more = () if self.reduction is None else (self.reduction.flag(),)
+        return self.gate.count(own, reduced, optimizer, *more), own
 
     def drain(self) -> None:
         """Deferred mode: read what the last step's flags say.
@@ -170,6 +164,8 @@ class Update:
             sighting = self._examine(record, self._nonfinite_ranks(tally, own))
             if sighting is not None:
                 return sighting
+        if tally.checksum and not tally.reduced and self.reduction is not None:
+            return self.reduction.sighting(record.step)
         return self.examiner.reduced(record.step) if tally.reduced else None
 
     def _examine(self, record: StepRecord, nonfinite: tuple[int, ...]) -> Sighting | None:

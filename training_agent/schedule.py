@@ -43,6 +43,7 @@ class Schedule:
     partner: Partner = Partner.ROTATE
     optimizer_state: bool = True  # compared with the weights wherever a save may follow
     deterministic: bool = True  # audits run deterministic kernels; False: default ones, forward only
+    reduction: bool = False  # compare each step's sums of gradients before and after the all-reduce
 
     def __post_init__(self) -> None:
         _interval("audit_every", self.audit_every, optional=True)
@@ -52,6 +53,7 @@ class Schedule:
         _flag("check_on_checkpoint", self.check_on_checkpoint)
         _flag("optimizer_state", self.optimizer_state)
         _flag("deterministic", self.deterministic)
+        _flag("reduction", self.reduction)
         try:
             object.__setattr__(self, "partner", Partner(self.partner))
         except ValueError:

@@ -134,7 +134,7 @@ TABLE: tuple[Row, ...] = (
         When(K.NONFINITE, named=True, reproduced=(False, None)),
     ),
     Row(
-        "R1", "reduced gradient non-finite, all local ones finite",
+        "R1", "reduced gradient non-finite, or not the ranks' mean, all local ones finite",
         "the reduction, or a sum too large; nobody named",
         Contain.HOLD, (Confirm.TELEMETRY, Confirm.DEEP_CHECK), Then.RESUME, False, When(K.REDUCED), _TOGETHER,
     ),

@@ -21,6 +21,7 @@ CHECKS = {
     Metric.NONFINITE_GRAD: Check.NONFINITE,
     Metric.REPLAY_MISMATCH: Check.REPLAY,
     Metric.DIVERGENT_TENSORS: Check.WEIGHTS,
+    Metric.REDUCTION_MISMATCH: Check.REDUCTION,
 }
 METRICS = {check: metric for metric, check in CHECKS.items()}
 NOT_KNOWN = "not known"  # the job's name, where several or none put the metric

@@ -22,7 +22,7 @@ SURE = {
     "V3": "Open: the GPU that replayed computed wrong, not the one that was checked.",
     "V4": "Open: three GPUs disagree, and no majority says which of them is wrong.",
     "N1": "Open: NaN or Inf on one rank that healthy peers do not reproduce; may be an overflow of a norm.",
-    "R1": "Open: only the sum over all ranks is not finite; nobody is named.",
+    "R1": "Open: only the sum over all ranks is wrong or not finite; nobody is named.",
     "X0": "Unknown: no row of the decision table fits what was seen.",
 }  # one sentence a row: how far the evidence carries
 CHECKLIST = (

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import pytest
 
+from tests.matrix.launch import launch as start_and_wait
 from tests.ranks import Process, start
 from training_agent.contract import Alarm, ExitCode, decode
 
@@ -94,3 +95,14 @@ def alarm(shared: Path) -> Alarm:
     """The one in its spool."""
     (file,) = (shared / "spool").glob("*.json")
     return decode(Alarm, file.read_bytes())
+
+
+@pytest.fixture(scope="session")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    """What `cost_worker` counted, by number of ranks and rank."""
+    found = {}
+    for ranks in (2, 3):
+        folder = tmp_path_factory.mktemp(f"ranks-{ranks}")
+        start_and_wait("tests.distributed.cost_worker", ranks, folder, timeout=200)
+        found[ranks] = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+    return found

@@ -1,4 +1,5 @@
-"""One rank that counts what the guard adds to a healthy step: host syncs, collectives, bytes.
+"""One rank that counts what the guard adds to a healthy step: host syncs, collectives, bytes; then the
+reduction's checksum with one wrong element.
 
 Usage: cost_worker.py OUT_DIR, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
 """
@@ -21,7 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.bench.counting import Counts, counted
 from tests.bench.model import TINY, Decoder, batch_for, compute_loss
 from tests.bench.subjects import settings_for
-from training_agent import Schedule, attach
+from tests.matrix import reduction_job
+from training_agent import Schedule, _reduction, attach
 
 STEPS = 3  # the last one is counted: DDP has its final buckets, a deferred guard has something to read
 
@@ -35,17 +37,26 @@ def main(out: Path) -> None:
     plain, model = count(rank, None, {}, nothing)
     tiny = sum(p.numel() * p.element_size() for p in model.parameters() if p.dim() < 2)
     every = sum(p.numel() * p.element_size() for p in model.parameters())
+    tensors = len(list(model.parameters()))
     for mode in ("immediate", "deferred"):
         for name, options, user in (
             ("guarded", {}, nothing),
             ("lazy naming", {"naming": "lazy"}, nothing),
             ("with item", {}, lambda loss: loss.item()),
+            ("checksum", {"schedule": Schedule(None, 100, None, reduction=True)}, nothing),
         ):
             guarded, _ = count(rank, mode, options, user)
             added = guarded.less(plain)
-            found[f"{mode}, {name}"] = {**added.as_dict(), "gradient_bytes": every, "tiny_bytes": tiny}
+            found[f"{mode}, {name}"] = {
+                **added.as_dict(),
+                "gradient_bytes": every,
+                "tiny_bytes": tiny,
+                "tensors": tensors,
+            }
     for name, ballast in (("small batch", 0), ("large batch", 50_000)):
         found[f"audit, {name}"] = audited(rank, ballast)
+    if dist.get_world_size() == 3:  # here, since starting three ranks takes longer
+        found["reduction"] = reductions(rank)
     (out / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
@@ -73,6 +84,12 @@ def audited(rank: int, ballast: int) -> dict[str, Any]:
     return {**counts.as_dict(), "audits_passed": passed}
 
 
+def reductions(rank: int) -> dict[str, Any]:
+    """One wrong element of each size inside the all-reduce, after a short measurement."""
+    _reduction.CALIBRATION = 12
+    return {kind: reduction_job.run(kind, 4, 1, rank) for kind in ("fp32 weights", "compressing hook")}
+
+
 def nothing(_loss: torch.Tensor) -> None:
     """What this loop does between backward and step."""
 
@@ -86,12 +103,11 @@ def count(
     optimizer = torch.optim.AdamW(ddp.parameters(), fused=True)
     loss_of: Callable[..., torch.Tensor] = compute_loss
     if mode is not None:
-        schedule = Schedule(None, 100, None)
+        options = {"schedule": Schedule(None, 100, None), **options}
         guard = attach(
             ddp,
             optimizer,
             compute_loss=compute_loss,
-            schedule=schedule,
             settings=settings_for(rank),
             mode=mode,
             **options,

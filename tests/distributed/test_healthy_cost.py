@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.matrix.launch import launch
 
 RANKS = [2, 3]
 
 
 @pytest.fixture(scope="module")
-def added(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+def added(costs: dict[int, list[dict[str, Any]]]) -> dict[int, dict[str, Any]]:
     """By number of ranks: what the guard adds to a step of plain DDP, in each mode."""
-    found = {}
-    for ranks in RANKS:
-        folder: Path = tmp_path_factory.mktemp(f"ranks-{ranks}")
-        launch("tests.distributed.cost_worker", ranks, folder, timeout=200)
-        found[ranks] = json.loads((folder / "0.json").read_text())
-    return found
+    return {ranks: costs[ranks][0] for ranks in RANKS}
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -80,3 +71,15 @@ def test_a_large_batch_is_on_its_way_while_the_backward_runs_and_a_small_one_is_
     messages = {"c10d::send": 1, "c10d::recv_": 1}
     assert {k: v for k, v in large["by_name"].items() if k not in small["by_name"]} == messages
     assert large["host_syncs"] == small["host_syncs"] == 0
+
+
+@pytest.mark.parametrize("mode", ["immediate", "deferred"])
+def test_the_reductions_checksum_adds_one_small_all_reduce_and_no_wait(
+    added: dict[int, Any], mode: str
+) -> None:
+    for ranks in RANKS:
+        step, plain = added[ranks][f"{mode}, checksum"], added[ranks][f"{mode}, guarded"]
+        assert step["collectives"] == plain["collectives"] + 1
+        assert step["sent_bytes"] == plain["sent_bytes"] + 8 + 2 * 8 * step["tensors"]
+        assert step["host_syncs"] == plain["host_syncs"]
+        assert step["norm_bytes"] == plain["norm_bytes"] + step["gradient_bytes"]  # beside two sums

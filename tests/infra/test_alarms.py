@@ -34,7 +34,7 @@ def test_each_alarm_stands_in_the_runbook(resources: Resources) -> None:
 def test_the_agent_s_metrics_are_watched_by_cluster(resources: Resources) -> None:
     """A CloudWatch alarm watches one exact set of dimensions; jobs come and go."""
     watched = {}
-    for name in ("NonFiniteGradients", "ReplayMismatch", "DivergentReplicas"):
+    for name in ("NonFiniteGradients", "ReplayMismatch", "DivergentReplicas", "ReductionMismatch"):
         alarm = alarms_of(resources)[name]
         assert alarm["Dimensions"] == [{"Name": "Cluster", "Value": "demo"}]
         assert (alarm["Namespace"], alarm["Threshold"], alarm["Statistic"]) == ("TrainingSDC", 0, "Maximum")
@@ -43,6 +43,7 @@ def test_the_agent_s_metrics_are_watched_by_cluster(resources: Resources) -> Non
         "NonFiniteGradients": "sdc_nonfinite_grad",
         "ReplayMismatch": "sdc_replay_mismatch",
         "DivergentReplicas": "sdc_divergent_tensors",
+        "ReductionMismatch": "sdc_reduction_mismatch",
     }
 
 

@@ -51,7 +51,7 @@ def test_hyperpod_is_heard_about_this_cluster_only(resources: Resources) -> None
 def test_the_three_alarms_of_the_agent_are_heard_when_they_fire(resources: Resources) -> None:
     pattern = resources["AgentAlarmRule"]["Properties"]["EventPattern"]
     heard = {arn["Fn::GetAtt"][0] for arn in pattern["resources"]}
-    assert heard == {"NonFiniteGradients", "ReplayMismatch", "DivergentReplicas"}
+    assert heard == {"NonFiniteGradients", "ReplayMismatch", "DivergentReplicas", "ReductionMismatch"}
     assert pattern["detail"] == {"state": {"value": ["ALARM"]}}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.matrix import false_alarms, quiet_job, sensitivity
+from tests.matrix import false_alarms, quiet_job, reduction, reduction_job, sensitivity
 from tests.matrix.markdown import section
 from training_agent.faults import Flip
 
@@ -32,6 +32,8 @@ def test_tables_in_the_docs_have_the_shape_of_their_commands() -> None:
     places = sum(1 for _ in range(3)) * 9
     assert len(written) == 2 + places
     assert section("false alarms").splitlines()[-1].startswith("| all | ")
+    kinds = [line.split(" | ")[0].removeprefix("| ") for line in section("reduction").splitlines()[2:]]
+    assert kinds == [*reduction_job.KINDS, "all"]
 
 
 @pytest.mark.soak
@@ -50,6 +52,15 @@ def test_no_false_alarm_in_ten_thousand_audited_steps() -> None:
     audited = sum(ranks[0]["audits_passed"] for ranks in found.values())
     assert audited >= 10_000
     assert all(r["tensors_compared"] and r["bytes_compared"] for ranks in found.values() for r in ranks)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_no_false_alarm_of_the_reductions_checksum_and_every_error_of_the_published_size_is_seen() -> None:
+    for rank in reduction.count(1500, 20, *reduction_job.KINDS):
+        assert [one["alarms"] for one in rank.values()] == [0] * len(reduction_job.KINDS)
+        for kind in ("fp32 weights", "bucket views", "accumulation under no_sync"):
+            assert rank[kind]["seen"]["1.0e-06"] == 20
 
 
 @pytest.mark.soak

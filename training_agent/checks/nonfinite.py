@@ -22,7 +22,7 @@ from ..policy import Naming
 # Callbacks queued in a backward run when it ends, in order. DDP finalises in one of them, and with
 # static_graph in one that an earlier one queues: ours hops twice, so that it comes after both [seen with
 # torch 2.13].
-_HOPS = 2
+HOPS = 2
 _QUEUED = {"cpu": 1 << 18}  # elements that wait for one call: on a CPU what the cache still holds
 _QUEUED_ELSEWHERE = 1 << 25  # launches cost more than reads there
 TINY = 1 << 16  # elements; a 1-D parameter of at most this size is read with lazy naming
@@ -52,10 +52,10 @@ class GradientNorms:
             at_once: read each gradient as it comes: it is reduced where it lies (`gradient_as_bucket_view`).
         """
         self._parameters = tuple(parameters)
-        self._active = active
+        self.active = active
         device = self._parameters[0].device.type if self._parameters else "cpu"
         self._queue_limit = 0 if at_once else _QUEUED.get(device, _QUEUED_ELSEWHERE)
-        self._handles: list[RemovableHandle] = []
+        self.handles: list[RemovableHandle] = []  # those of whoever watches the same backwards, too
         self._hook(read_locally(self._parameters, naming))
         self.reset()
 
@@ -104,14 +104,14 @@ class GradientNorms:
 
     def remove(self) -> None:
         """Take the hooks away."""
-        for handle in self._handles:
+        for handle in self.handles:
             handle.remove()
 
     def _hook(self, read: Sequence[bool]) -> None:
         for i, p in enumerate(self._parameters):
             if read[i]:
-                self._handles.append(p.register_hook(self._on_entering(i)))  # type: ignore[no-untyped-call]
-            self._handles.append(p.register_post_accumulate_grad_hook(self._on_accumulated(i, read[i])))  # type: ignore[no-untyped-call]
+                self.handles.append(p.register_hook(self._on_entering(i)))  # type: ignore[no-untyped-call]
+            self.handles.append(p.register_post_accumulate_grad_hook(self._on_accumulated(i, read[i])))  # type: ignore[no-untyped-call]
 
     def _gradients(self) -> list[Tensor | None]:
         """The reduced ones, as far as they lie on this rank."""
@@ -124,7 +124,7 @@ class GradientNorms:
         """From the second backward of an update on: `grad` then holds the first one's reduction already."""
 
         def hook(gradient: Tensor) -> None:
-            if self.backwards > 0 and self._active():
+            if self.backwards > 0 and self.active():
                 norms = self._locals[-1]
                 known, new = norms[index], norm(gradient.detach())
                 norms[index] = new if known is None else torch.maximum(known, new)  # keeps NaN and Inf
@@ -134,7 +134,7 @@ class GradientNorms:
     def _on_accumulated(self, index: int, read: bool) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
             gradient = parameter.grad
-            if gradient is None or not self._active():
+            if gradient is None or not self.active():
                 return
             self._note(index)
             if read and self.backwards == 0:
@@ -151,8 +151,8 @@ class GradientNorms:
         task = torch._C._current_graph_task_id()
         if not self.in_backward:
             self.in_backward, self._task = True, task
-            _at_end_of_backward(self._read_queue, 0)  # before DDP writes the reduced gradients back
-            _at_end_of_backward(self._on_reduced, _HOPS)
+            at_end_of_backward(self._read_queue, 0)  # before DDP writes the reduced gradients back
+            at_end_of_backward(self._on_reduced, HOPS)
         elif task != self._task:
             self.reentrant = True
         self._came[-1][index] = True
@@ -176,10 +176,12 @@ class GradientNorms:
         self._versions = [_version(g) for g in every]
 
 
-def _at_end_of_backward(action: Callable[[], None], hops: int) -> None:
+def at_end_of_backward(action: Callable[[], None], hops: int) -> None:
+    """Run `action` when the backward in progress ends, `hops` callbacks after those that wait by now."""
+
     def callback() -> None:
         if hops:
-            _at_end_of_backward(action, hops - 1)
+            at_end_of_backward(action, hops - 1)
         else:
             action()
 

@@ -64,7 +64,7 @@ def bisect(screen: Screen, wanted: Search, environ: Mapping[str, str]) -> Exit:
             "There is nothing to launch.", "sdc bisect ALARM -- torchrun --nproc-per-node 8 train.py"
         )
     alarm = _alarm(wanted.alarm)
-    if alarm.check is Check.WEIGHTS or alarm.reduced_nonfinite:
+    if alarm.check in (Check.WEIGHTS, Check.REDUCTION) or alarm.reduced_nonfinite:
         return _without_replay(screen, alarm)
     trail = _trail(wanted, alarm)
     case = _case(wanted, alarm, trail)
@@ -232,7 +232,7 @@ def _key(alarm: Alarm) -> str:
 
 
 def _without_replay(screen: Screen, alarm: Alarm) -> Exit:
-    if alarm.reduced_nonfinite:
+    if alarm.check is not Check.WEIGHTS:
         text = f"the reduction of step {alarm.step} failed and was not applied: no update is poisoned by it"
         return _tell(screen, alarm, Result(None, None, True, text), 0)
     passed = alarm.last_weight_check_pass

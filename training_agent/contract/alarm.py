@@ -18,6 +18,7 @@ class Check(str, Enum):
     NONFINITE = "nonfinite"
     REPLAY = "replay"
     WEIGHTS = "weights"
+    REDUCTION = "reduction"  # the checksum of the all-reduce; since 1.1
 
 
 class FindingKind(str, Enum):
@@ -28,7 +29,7 @@ class FindingKind(str, Enum):
     WEIGHTS = "weights"  # replicas differ after the update (W1 with a rank, W2 without)
     CULPRIT = "culprit"  # wrong in two or more ring comparisons (C1, C2)
     PAIR = "pair"  # one mismatching pair, judged by its verdict (V1 to V4)
-    REDUCED = "reduced"  # reduced gradient non-finite, all local ones finite (R1)
+    REDUCED = "reduced"  # the reduced gradient is wrong or not finite, all local ones are finite (R1)
 
 
 class Verdict(str, Enum):

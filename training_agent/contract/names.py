@@ -30,6 +30,7 @@ class Metric(str, Enum):
     NONFINITE_GRAD = "sdc_nonfinite_grad"
     REPLAY_MISMATCH = "sdc_replay_mismatch"
     DIVERGENT_TENSORS = "sdc_divergent_tensors"
+    REDUCTION_MISMATCH = "sdc_reduction_mismatch"
     AUDITS_DONE = "sdc_audits_done"
     AUDITS_SKIPPED = "sdc_audits_skipped"
     LAST_PASS_AGE_STEPS = "sdc_last_pass_age_steps"

@@ -13,20 +13,27 @@ from typing import Any
 from ..contract import Alarm, Check, Metric
 from .types import StepChecks
 
-NAMED = (Metric.NONFINITE_GRAD, Metric.REPLAY_MISMATCH, Metric.DIVERGENT_TENSORS)
+NAMED = (
+    Metric.NONFINITE_GRAD,
+    Metric.REPLAY_MISMATCH,
+    Metric.DIVERGENT_TENSORS,
+    Metric.REDUCTION_MISMATCH,
+)
 
 
 def counts(alarm: Alarm) -> dict[Metric, int]:
-    """The three named metrics for an alarm; the check that fired is never 0."""
+    """The metrics of the checks for an alarm; the check that fired is never 0."""
     found = {
         Metric.NONFINITE_GRAD: len(alarm.nonfinite_ranks) + int(alarm.reduced_nonfinite),
         Metric.REPLAY_MISMATCH: len(alarm.pairs),
         Metric.DIVERGENT_TENSORS: alarm.divergent_count,
+        Metric.REDUCTION_MISMATCH: 0,
     }
     fired = {
         Check.NONFINITE: Metric.NONFINITE_GRAD,
         Check.REPLAY: Metric.REPLAY_MISMATCH,
         Check.WEIGHTS: Metric.DIVERGENT_TENSORS,
+        Check.REDUCTION: Metric.REDUCTION_MISMATCH,
     }[alarm.check]
     found[fired] = max(found[fired], 1)
     return found

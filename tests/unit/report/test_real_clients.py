@@ -53,6 +53,7 @@ def test_alarm_and_metrics_arrive(tmp_path: Path) -> None:
         "sdc_nonfinite_grad",
         "sdc_replay_mismatch",
         "sdc_divergent_tensors",
+        "sdc_reduction_mismatch",
         "sdc_heartbeat",
         "sdc_audits_done",
         "sdc_audits_skipped",

@@ -1,0 +1,149 @@
+"""What the checksum of the reduction measures and claims, in one process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from training_agent import _alarm, _reduction
+from training_agent._alarm import Passes, suspect_window
+from training_agent._reduction import LEAST, MARGIN, ReductionCheck
+from training_agent.checks.reduction import deviations, largest_rounding
+from training_agent.contract import Check, FindingKind
+
+WORLD = 3
+EPS = torch.finfo(torch.float32).eps
+
+
+class Sums:
+    """Plays the sums of one step: a mean that is off by `error` roundings of the norm."""
+
+    def __init__(self) -> None:
+        self.roundings = torch.full((2,), EPS, dtype=torch.float64)
+        self.hooks: list[Any] = []
+        self.error: float | None = 1.0
+
+    def reset(self) -> None:
+        pass
+
+    @property
+    def before(self) -> Tensor | None:
+        return None if self.error is None else torch.tensor([[5.0, 7.0], [16.0, 4.0]], dtype=torch.float64)
+
+    @property
+    def after(self) -> Tensor | None:
+        if self.error is None:
+            return None
+        return torch.tensor([5.0 + self.error * EPS * 4.0, 7.0], dtype=torch.float64)
+
+
+def check(sums: Sums, said: list[str] | None = None) -> ReductionCheck:
+    comm: Any = SimpleNamespace(world=1, gather=lambda value: [value], sum_tensor=lambda t: t)
+    say = (said if said is not None else []).append
+    given: Any = sums
+    return ReductionCheck(given, ("a", "b"), (100, 1), comm, say)
+
+
+def measured(sums: Sums, said: list[str] | None = None) -> ReductionCheck:
+    made = check(sums, said)
+    for _ in range(_reduction.CALIBRATION):
+        assert not made.flag()
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("elements", [1, 7, 4096])
+def test_no_order_of_additions_exceeds_the_bound_of_the_first_steps(
+    dtype: torch.dtype, elements: int
+) -> None:
+    generator = torch.Generator().manual_seed(elements)
+    for spread in (0.0, 3.0):
+        own = torch.randn(WORLD, elements, generator=generator) * 10 ** (
+            spread * torch.randn(WORLD, elements, generator=generator)
+        )
+        own = own.to(dtype)
+        reduced = own[0] / WORLD
+        for other in own[1:]:
+            reduced = reduced + other / WORLD
+        total = torch.stack([own.double().sum(), own.double().square().sum()]).unsqueeze(1)
+        rounding = torch.tensor([torch.finfo(dtype).eps]).double()
+        found = deviations(total, reduced.double().sum().unsqueeze(0), rounding, WORLD)
+        assert float(found) <= largest_rounding(elements, WORLD)
+
+
+def test_the_limit_is_the_jobs_own_noise_times_the_margin_and_never_less_than_the_least() -> None:
+    sums = Sums()
+    said: list[str] = []
+    made = measured(sums, said)
+    assert made.limit == pytest.approx(MARGIN, rel=1e-6)
+    assert said == [
+        "the checksum of the reduction sees a single wrong element only if it is larger than "
+        f"{MARGIN * EPS:.1e} of its gradient's norm"
+    ]
+    quiet = Sums()
+    quiet.error = 0.0
+    assert measured(quiet).limit == LEAST
+
+
+def test_above_the_limit_it_alarms_in_its_own_class_names_nobody_and_blames_that_step_alone() -> None:
+    sums = Sums()
+    made = measured(sums)
+    sums.error = MARGIN - 0.1
+    assert not made.flag()
+    sums.error = MARGIN + 0.1
+    assert made.flag()
+    sighting = made.sighting(30)
+    (finding,) = sighting.findings
+    assert (sighting.check, finding.kind, finding.rank) == (Check.REDUCTION, FindingKind.REDUCED, None)
+    assert "the sum of the reduced gradient of a is 8.1 roundings" in finding.evidence
+    assert suspect_window(sighting, Passes(audit=20, weights=20)) == (30, 30)
+    assert _alarm._HEADLINE[Check.REDUCTION]
+
+
+def test_while_it_measures_only_what_no_rounding_explains_alarms() -> None:
+    sums = Sums()
+    made = check(sums)
+    sums.error = largest_rounding(100, 1) - 1
+    assert not made.flag()
+    sums.error = largest_rounding(100, 1) + 1
+    assert made.flag()
+    sums.hooks = [("bf16_compress", None)]  # rounds by itself: nothing is known of it yet
+    assert not made.flag()
+
+
+def test_another_hook_begins_the_measurement_anew_and_a_changing_one_ends_it() -> None:
+    sums = Sums()
+    said: list[str] = []
+    made = measured(sums, said)
+    sums.hooks = [("another", None)]
+    sums.error = 1000.0
+    assert not made.flag() and made.limit is None
+
+    def powerSGD_hook() -> None:  # noqa: N802 - torch's name
+        """Plain for a thousand steps, compressing after them."""
+
+    sums.hooks = [(powerSGD_hook, None)]
+    assert not made.flag() and made.off is not None
+    assert "powerSGD_hook does not reduce every step alike" in said[-1]
+
+
+def test_noise_that_hides_every_plausible_error_switches_it_off() -> None:
+    sums = Sums()
+    sums.hooks = [("noise", None)]
+    sums.error = 1.0 / EPS
+    said: list[str] = []
+    made = measured(sums, said)
+    assert made.off is not None and not made.flag()
+    assert "its own noise is" in said[0]
+
+
+def test_a_step_without_a_reduction_or_with_a_non_finite_gradient_is_left_to_check_1() -> None:
+    sums = Sums()
+    made = measured(sums)
+    for error in (None, float("nan"), float("inf")):
+        sums.error = error
+        assert bool(made.flag()) is (error == float("inf"))
