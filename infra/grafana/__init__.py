@@ -47,11 +47,13 @@ def _now(metric: Metric, how: str = "max") -> str:
 
 ALARMS = (
     Panel("Non-finite gradients", "Above zero: a rank's gradient was NaN or Inf. Read the incident.",
-          (_grown(Metric.NONFINITE_GRAD),), alarming=True),
+          (_grown(Metric.NONFINITE_GRAD),), 6, alarming=True),
     Panel("Replay mismatches", "Above zero: a micro-batch gave other bits on another GPU. Read the incident.",
-          (_grown(Metric.REPLAY_MISMATCH),), alarming=True),
+          (_grown(Metric.REPLAY_MISMATCH),), 6, alarming=True),
     Panel("Divergent tensors", "Above zero: replicas hold different weights. Resume from before the window.",
-          (_grown(Metric.DIVERGENT_TENSORS),), alarming=True),
+          (_grown(Metric.DIVERGENT_TENSORS),), 6, alarming=True),
+    Panel("Checksum of a reduction", "Above zero: an all-reduce did not give the mean. Nobody is named.",
+          (_grown(Metric.REDUCTION_MISMATCH),), 6, alarming=True),
 )  # fmt: skip
 LOOKED_AT = (
     Panel("Audits passed", "A steady line. Zero while the job trains: nothing is replayed.",

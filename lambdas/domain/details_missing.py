@@ -29,6 +29,7 @@ MEANS = {
     Check.NONFINITE: "A rank's gradient was NaN or Inf, and no event says whose.",
     Check.REPLAY: "A micro-batch gave other bits on another node, and no event says whose.",
     Check.WEIGHTS: "Replicas that must be equal hold different weights, and no event says which.",
+    Check.REDUCTION: "An all-reduce did not give the mean of the gradients, and no event says more.",
 }
 TODO = (
     'Find the alarm itself: the job\'s workers print it as one line, "sdc":"alarm", before they end with '
