@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from ._alarm import Sighting
 from ._comm import Comm
@@ -121,8 +122,11 @@ def reduction_check(setup: Setup, norms: GradientNorms, say: Callable[[str], Non
     if setup.weights_off is not None:
         say(f"the checksum of the reduction is off: {setup.weights_off}")
         return None
+    if not isinstance(setup.outer, DistributedDataParallel):
+        say("the checksum of the reduction is off: it knows DDP's all-reduce, not how shards are reduced")
+        return None
     parameters = tuple(setup.parameters.values())
-    sums = ReductionSums(setup.ddp, parameters, norms)
+    sums = ReductionSums(setup.outer, parameters, norms)
     return ReductionCheck(
         sums, tuple(setup.parameters), tuple(p.numel() for p in parameters), setup.comm, say
     )

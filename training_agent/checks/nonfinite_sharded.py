@@ -44,7 +44,7 @@ class ShardedNorms(GradientNorms):
 
     def _hook(self, read: Sequence[bool]) -> None:
         def entering(index: int, gradient: Tensor) -> None:
-            if not self._active():
+            if not self.active():
                 return
             self._note(index)
             if read[index]:
