@@ -6,6 +6,7 @@ Next: `stack.py`. CDK's own flags (names with ":" or "/") are left to CDK.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from enum import Enum
@@ -44,6 +45,19 @@ class Method(str, Enum):
     LABEL = "label"  # the node label that HyperPod acts on; needs NodeRecovery Automatic
 
 
+EXPECTED = {  # where a pattern alone would be what an operator gets to read
+    "cluster_name": "HyperPod's name of the cluster: letters, digits and single dashes inside, at most 63",
+    "cluster_arn": "the ClusterArn of `aws sagemaker describe-cluster`, such as "
+    "arn:aws:sagemaker:us-east-1:111122223333:cluster/abcdefghijkl; its last part is no name",
+    "eks_cluster_name": "the name of the EKS cluster behind it, neither its ARN nor HyperPod's name",
+    "stack_name": "letters, digits and dashes, beginning with a letter, or left out",
+    "alarm_topic_arn": "the ARN of a standard SNS topic, such as arn:aws:sns:us-east-1:111122223333:oncall",
+    "slack_workspace_id": "an id such as T0123456789, from the address of the workspace's web client",
+    "slack_channel_id": "an id such as C0123456789, from the channel's details",
+    "telemetry_workspace": "the id of an Amazon Managed Prometheus workspace, such as ws-0123456789abcdef",
+    "python_version": 'a version that Lambda runs, in quotes: "3.11" to "3.14"',
+    "log_level": "DEBUG, INFO, WARNING or ERROR",
+}
 Addresses = tuple[str, ...]
 Ids = tuple[str, ...]
 Accounts = tuple[str, ...]  # "namespace/name" of service accounts
@@ -55,7 +69,7 @@ class Deployment(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    cluster_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})$")]
+    cluster_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9](-*[A-Za-z0-9]){0,62}$")]
     cluster_arn: Annotated[
         str, Field(pattern=r"^arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:cluster/[a-z0-9]{12}$")
     ]
@@ -103,10 +117,15 @@ class Deployment(BaseModel):
     )  # fmt: skip
     @classmethod
     def _split(cls, value: Any) -> Any:
-        """`-c approvers=a@example.com,b@example.com` arrives as one string."""
-        return (
-            [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-        )
+        """`-c approvers=a@example.com,b@example.com` arrives as one string, and so does a JSON list."""
+        if not isinstance(value, str):
+            return value
+        if value.lstrip().startswith("["):
+            try:
+                return json.loads(value)
+            except ValueError as error:
+                raise ValueError(f"is no JSON list ({error}); a@example.com,b@example.com will do") from None
+        return [part.strip() for part in value.split(",") if part.strip()]
 
     @field_validator(
         "alarm_topic_arn", "slack_workspace_id", "slack_channel_id", "telemetry_workspace", mode="before"
@@ -119,7 +138,7 @@ class Deployment(BaseModel):
     @classmethod
     def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for address in value:
-            if not re.fullmatch(r"[^@\s,]+@[^@\s,]+\.[^@\s,]+", address):
+            if not re.fullmatch(r"[^@\s,;\[\]\"']+@[^@\s,;\[\]\"']+\.[^@\s,;\[\]\"']+", address):
                 raise ValueError(f"{address!r} is no e-mail address")
         if len(set(value)) != len(value):
             raise ValueError("an address stands in the list twice")
@@ -220,4 +239,6 @@ def _sentence(problem: Any) -> str:
     if problem["type"] == "missing":
         return f"{name}: missing"
     what = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] in ("string_pattern_mismatch", "string_type") and name in EXPECTED:
+        what = f"should be {EXPECTED[name]}"
     return f"{name}: {what} (got {problem['input']!r})" if problem["loc"] else what

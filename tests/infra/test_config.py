@@ -32,6 +32,8 @@ def test_strings_of_the_command_line_are_understood() -> None:
         }
     )
     assert settings.approvers == ("a@example.com", "b@example.com")
+    as_json = read_settings({**GOOD, "approvers": '["a@example.com", "b@example.com"]'})
+    assert as_json.approvers == settings.approvers  # JSON in a string was one address with brackets
     assert settings.approval_timeout_seconds == 60
 
 
@@ -61,7 +63,26 @@ def test_strings_of_the_command_line_are_understood() -> None:
         ({"replacement_method": "hammer"}, "replacement_method: Input should be 'api' or 'label'"),
         ({"telemetry_workspace": "https://x"}, "telemetry_workspace: "),
         ({"log_retention_days": 0}, "log_retention_days: "),
-        ({"python_version": "3.9"}, "python_version: "),
+        (
+            {"python_version": "3.9"},
+            'python_version: should be a version that Lambda runs, in quotes: "3.11"',
+        ),
+        ({"python_version": 3.12}, "in quotes"),
+        ({"cluster_name": "prod-"}, "cluster_name: should be HyperPod's name of the cluster"),
+        ({"cluster_arn": "arn:aws:eks:eu-west-1:111122223333:cluster/prod"}, "of `aws sagemaker describe-"),
+        ({"eks_cluster_name": "arn:aws:eks:eu-west-1:1:cluster/prod"}, "neither its ARN nor HyperPod's name"),
+        ({"stack_name": "1st"}, "stack_name: should be letters, digits and dashes, beginning with a letter"),
+        ({"telemetry_workspace": "arn:aws:aps:x:1:workspace/ws-01234567"}, "should be the id of an Amazon"),
+        ({"alarm_topic_arn": "arn:aws:sns:eu-west-1:111122223333:x.fifo"}, "the ARN of a standard SNS topic"),
+        ({"slack_workspace_id": "https://x.slack.com", "slack_channel_id": "C01234567"}, "such as T0123456"),
+        ({"log_level": "debug"}, "log_level: should be DEBUG, INFO, WARNING or ERROR"),
+        ({"approvers": '["a@example.com"'}, "is no JSON list"),
+        ({"approvers": "a@example.com;b@example.com"}, "is no e-mail address"),
+        ({"approvers": ['"a@example.com"']}, "is no e-mail address"),
+        ({"approval_timeout_seconds": "8h"}, "approval_timeout_seconds: Input should be a valid integer"),
+        ({"eks_access_entries": "maybe"}, "eks_access_entries: Input should be a valid boolean"),
+        ({"architecture": "amd64"}, "architecture: Input should be 'arm64' or 'x86_64' (got 'amd64')"),
+        ({"reserved_concurrency": 0}, "reserved_concurrency: Input should be greater than or equal to 1"),
     ],
 )
 def test_a_bad_setting_is_refused_with_its_name_and_the_remedy(
