@@ -1,9 +1,9 @@
 """`make validate`: the synthesized stack before validators that are not ours.
 
-In: the template, the recorded requests. Out: exit code 0 when asl-validator and statelint accept the resolved
-state machine, cfn-lint the template, and iam-simulate allows what the handlers ask for and denies what they
-must not do. cfn-lint checks no definition that is joined from parts, which is why the machine is resolved
-first.
+In: the template, also with everything chosen otherwise, and the recorded requests. Out: exit code 0 when
+asl-validator and statelint accept the resolved state machine, cfn-lint both templates, and iam-simulate
+allows what the handlers ask for and denies what they must not do. cfn-lint checks no definition that is
+joined from parts, which is why the machine is resolved first.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from emulator.names import ACCOUNT, arn
 from infra.bundling import ROOT
 from infra.synth import synthesize
 from tests.deploy import deployed, must_not, recording
+from tests.infra.conftest import OTHER
 
 BIN = ROOT / "node_modules" / ".bin"
 ARN = "arn:aws:lambda:us-east-1:123456789012:function:"
@@ -74,6 +75,7 @@ def main() -> int:
     """Number of validators that complained."""
     with TemporaryDirectory() as name:
         template = synthesize(Path(name) / "assembly")
+        other = synthesize(Path(name) / "other", {**OTHER, "eks_access_entries": "true"})
         machine = Path(name) / "machine.asl.json"
         machine.write_text(definition(template))
         commands = (
@@ -85,6 +87,7 @@ def main() -> int:
                 *IGNORED,
                 "--",
                 str(template),
+                str(other),
             ],
         )
         failed = 0

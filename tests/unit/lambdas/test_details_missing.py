@@ -128,7 +128,7 @@ def test_without_its_event_people_are_mailed_and_nothing_is_touched(driver: Driv
     assert driver.world.numbers.put_so_far[LOST] == 1
     assert driver.world.bus.events[-1]["state"] == "DETAILS_MISSING"
     for _ in range(9):
-        look(driver)
+        assert look(driver)["incidents_without_progress"] == 0
         later(driver, minutes=5)
     assert not driver.world.workflow.started and not driver.world.cluster.calls
     assert not any(n.unschedulable for n in driver.world.kubernetes.nodes.values())
