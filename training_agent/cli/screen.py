@@ -80,7 +80,7 @@ class Screen:
         """Live progress on a terminal; one line per change where there is none, unless `live_only`."""
         if self._err.is_terminal and not self.as_json:
             with self._err.status(Text(what)) as status:
-                yield Progress(lambda text: status.update(Text(text)))
+                yield Progress(lambda text: status.update(self._short(text)))
             return
         said: list[str] = []
 
@@ -90,6 +90,11 @@ class Screen:
                 self._err.print(Text(text), no_wrap=True, overflow="ellipsis", crop=True)
 
         yield Progress(say)
+
+    def _short(self, text: str) -> Text:
+        short = Text(text)
+        short.truncate(max(20, self._err.width - 2), overflow="ellipsis")  # beside the spinner
+        return short
 
 
 class Progress:

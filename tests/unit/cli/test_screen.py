@@ -1,0 +1,62 @@
+"""The terminal of `sdc`: colours, live lines and links only where somebody looks; NO_COLOR is respected."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from training_agent.cli.screen import Screen
+
+URL = "https://us-east-1.console.aws.amazon.com/states/home?region=us-east-1#/v2/executions/details/arn:aws:x"
+
+
+class Stream(io.StringIO):
+    """A standard stream that is a terminal, or a pipe."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, no_color: bool = False) -> tuple[str, str]:
+    """What one command writes: standard output, standard error."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    out, err = Stream(terminal=terminal), Stream(terminal=terminal)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    screen = Screen(as_json=False)
+    with screen.progress("following") as progress:
+        progress.say("AWAITING_APPROVAL: asked for replace " + "and a reason that is long " * 5)
+    screen.line("failed   shared-folder", style="bold red")
+    screen.line("Execution 3f1c9a0b7d2e4685-1 in the AWS console", style=f"link {URL}")
+    screen.table(("INCIDENT", "JOB"), [("3f1c9a0b7d2e4685", "llama-" + "x" * 100)])
+    return out.getvalue(), err.getvalue()
+
+
+def test_a_terminal_gets_colours_a_live_line_and_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = shown(monkeypatch, terminal=True)
+    assert "\x1b[1;31mfailed" in out and f";{URL}\x1b" in out
+    assert "\x1b[?25l" in err  # the cursor is hidden while a live line is shown
+    assert "AWAITING_APPROVAL" not in err or "…" in err  # one line, however long the text
+
+
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, _ = shown(monkeypatch, terminal=True, no_color=True)
+    assert "31m" not in out and "failed   shared-folder" in out
+
+
+def test_a_pipe_gets_plain_lines_of_80_columns_and_each_change_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = shown(monkeypatch, terminal=False)
+    assert "\x1b" not in out + err and URL not in out
+    assert max(map(len, (out + err).splitlines())) <= 80
+    assert err.count("AWAITING_APPROVAL") == 1
