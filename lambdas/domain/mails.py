@@ -147,7 +147,7 @@ def decision_mail(incident: Incident, approval: Approval) -> Mail:
     body = Letter(
         opening=(
             *_drill(incident),
-            f"{one_line(approval.decided_by, 200)} answered '{answer}' to '{approval.action.value}'. "
+            f"{one_line(approval.decided_by, 200)} answered '{answer}' to: {words.question}",
             f"Reason: {one_line(approval.reason)}",
         ),
         outcomes=(Fact("From here", follows.get(answer, "")),),
