@@ -6,6 +6,7 @@ later. Next: `_update` judges it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,10 @@ from torch.optim import Optimizer
 from ._comm import Comm
 from .checks.sharded import is_sharded
 
+_FLAGS = 4  # counters in front of loss and norm; the fourth is there when something follows or it is on
+_FIXED = 1 << 20  # loss and norm travel as fixed-point numbers, so that their sum has one order
+_LARGEST = 1 << 20  # and are cut off here: 16,384 ranks of them fit into an int64
+
 
 @dataclass(frozen=True, slots=True)
 class Tally:
@@ -25,6 +30,8 @@ class Tally:
     reduced: int  # reduced gradient
     overflow: int  # a GradScaler skips the step
     checksum: int = 0  # of the reduction
+    loss: float = 0.0  # mean of the ranks' absolute losses; 0: not measured
+    norm: float = 0.0  # mean of their norms of the reduced gradient, which is one and the same
 
     @property
     def suspicious(self) -> bool:
@@ -35,8 +42,9 @@ class Tally:
 class Count:
     """The counters of one step, summed over the ranks; reading them waits for the device."""
 
-    def __init__(self, counts: Tensor) -> None:
+    def __init__(self, counts: Tensor, ranks: int) -> None:
         self.device_counts = counts
+        self._ranks = ranks
         self._host, self._ready = counts, None
         if counts.device.type == "cuda":
             self._host = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True)
@@ -48,7 +56,9 @@ class Count:
         """The numbers; on an accelerator at most one step's wait."""
         if self._ready is not None:
             self._ready.synchronize()
-        return Tally(*(int(c) for c in self._host.tolist()))
+        counts = [int(c) for c in self._host.tolist()]
+        means = (size / _FIXED / self._ranks for size in counts[_FLAGS:])
+        return Tally(*counts[:_FLAGS], *means)
 
 
 class Gate:
@@ -72,19 +82,32 @@ class Gate:
             for group in o.param_groups
         )
 
-    def count(self, local: Tensor, reduced: Tensor, optimizer: Optimizer, *more: Tensor) -> Count:
+    def count(
+        self,
+        local: Tensor,
+        reduced: Tensor,
+        optimizer: Optimizer,
+        checksum: Tensor | None = None,
+        sizes: Sequence[Tensor] = (),
+    ) -> Count:
         """Sum this step's flags (int64 scalars) over all ranks: one all-reduce, no wait for the device.
 
-        `more`: the flag of the reduction's checksum, where that is on.
+        Args:
+            checksum: the flag of the reduction's checksum, where that is on.
+            sizes: the loss and the norm of the reduced gradient, or neither.
         """
         found = getattr(optimizer, "found_inf", None)
         overflow = self._none if found is None else (found.reshape(-1)[0] > 0).to(torch.int64)
-        return Count(self._comm.sum_tensor(torch.stack((local, reduced, overflow, *more))))
+        flags = [local, reduced, overflow]
+        if checksum is not None or sizes:
+            flags.append(self._none if checksum is None else checksum)
+        flags += [_fixed(size) for size in sizes]
+        return Count(self._comm.sum_tensor(torch.stack(flags)), self._comm.world)
 
     def hold(self, count: Count, optimizer: Optimizer) -> None:
         """Shut the gate for this update and all later ones if this step is suspicious."""
         counts = count.device_counts.to(self._device)
-        bad = (counts[0] + counts[1] + counts[3:].sum() > 0) & (counts[2] == 0)
+        bad = (counts[0] + counts[1] + counts[3:_FLAGS].sum() > 0) & (counts[2] == 0)
         self._shut = torch.maximum(self._shut, bad.to(torch.float32))
         found = getattr(optimizer, "found_inf", None)
         shut = self._shut
@@ -104,3 +127,9 @@ class Gate:
     def open(self) -> None:
         """The host has read the flags: updates are applied again."""
         self._shut = torch.zeros_like(self._shut)
+
+
+def _fixed(size: Tensor) -> Tensor:
+    """The absolute value as int64; 0 for NaN, which the flags tell."""
+    clean = torch.nan_to_num(size.detach().double().abs(), nan=0.0, posinf=_LARGEST).clamp(max=_LARGEST)
+    return (clean * _FIXED).to(torch.int64).reshape(())

@@ -147,12 +147,13 @@ class Ledger:
         self.weight_checks_passed += 1
         self.assurance.compared()
 
-    def applied(self, weight_checked: bool) -> StepChecks:
+    def applied(self, weight_checked: bool, audit_every: int | None = None) -> StepChecks:
         """Book the step that was just applied; what the reporter is told of it."""
         passes = self.passes
         audited = passes.audit == self.step
         self.assurance.applied(audited=audited, compared=weight_checked)
-        return StepChecks(audited, weight_checked, passes.audit, passes.weights, self.audits_skipped)
+        last = (passes.audit, passes.weights, self.audits_skipped)
+        return StepChecks(audited, weight_checked, *last, audit_every=audit_every)
 
     @property
     def passed_at_this_step(self) -> list[str]:

@@ -23,12 +23,14 @@ from ._pending import Pending
 from ._reduction import ReductionCheck, reduction_check
 from ._refusals import refuse_inside_backward
 from ._retry import compute_again, repeatable
+from ._rhythm import Rhythm
 from ._startup import Setup
 from ._watch import StepRecord, StepWatch
 from .checks.nonfinite import GradientNorms
 from .contract import Check
 from .determinism import DeterministicMode, deterministic
 from .log_line import log_line
+from .pace import Pace
 from .policy import Mode, Policy
 
 
@@ -45,6 +47,7 @@ class Update:
     determinism: DeterministicMode
     depth: Depth | None = Depth.BITS  # of audits; None: replays are off
     gate: Gate = field(init=False)
+    rhythm: Rhythm = field(init=False)
     deferred: bool = field(init=False)
     reduction: ReductionCheck | None = field(init=False)
     pending: Pending | None = None
@@ -56,6 +59,7 @@ class Update:
         setup = self.setup
         self.gate = Gate(setup.optimizers, setup.comm, setup.device)
         self.reduction = reduction_check(setup, self.norms, self.ledger.note)
+        self.rhythm = Rhythm(setup.comm, Pace(setup.schedule, self.ledger.step))
         # A step that is repeated, or applied with a warning, must be judged before its update.
         patient = setup.policy in (Policy.STOP, Policy.SKIP)
         self.deferred = setup.mode is Mode.DEFERRED and self.gate.on_device and patient
@@ -67,7 +71,7 @@ class Update:
         setup, ledger = self.setup, self.ledger
         self._judged, self._applies = False, True
         ledger.assurance.begin()
-        due = setup.schedule.audit_due(ledger.step + 1)
+        due = self.rhythm.due(ledger.step + 1)
         audit = due and self.depth is not None
         self.examiner.begin(audit=audit)
         turn = 0 if self.examiner.ahead else ledger.audits_due
@@ -75,6 +79,7 @@ class Update:
         self.watch.begin(audit=audit, depth=self.depth or Depth.BITS, turn=turn, complete=complete)
         if due and not audit:
             ledger.audit_skipped(ledger.step + 1, setup.replay_off or "replay audits are off")
+            self.rhythm.pace.audited(ledger.step + 1)
         if audit and setup.schedule.deterministic:
             self.determinism.enter()
         else:
@@ -109,16 +114,20 @@ class Update:
         if self.deferred and not record.audit:
             state = DeviceState.now(self.setup.device, self.watch.copy_buffers())
             self.pending = Pending(record, count, own, state)
+            self.rhythm.judged(record.step, audit=False)
             return
         tally = count.read()
         self._applies = not tally.overflow
         self._respond(record, self._judge(record, tally, own))
+        self.rhythm.judged(record.step, audit=record.audit and not tally.overflow)
+        self.rhythm.seen(record.step, tally)
 
     def _count(self, optimizer: Optimizer) -> tuple[Count, Tensor]:
-        own = self.norms.local_nonfinite(self.setup.device)
-        reduced = self.norms.reduced_nonfinite(self.setup.device)
-        more = () if self.reduction is None else (self.reduction.flag(),)
-        return self.gate.count(own, reduced, optimizer, *more), own
+        device = self.setup.device
+        own, reduced = self.norms.local_nonfinite(device), self.norms.reduced_nonfinite(device)
+        checksum = None if self.reduction is None else self.reduction.flag()
+        sizes = (self.watch.loss(), self.norms.reduced_norm(device)) if self.rhythm.by_outcome else ()
+        return self.gate.count(own, reduced, optimizer, checksum, sizes), own
 
     def drain(self) -> None:
         """Deferred mode: read what the last step's flags say.
@@ -130,6 +139,7 @@ class Update:
         if pending is None:
             return
         tally = pending.count.read()
+        self.rhythm.seen(pending.record.step, tally)
         if not tally.suspicious:
             if pending.checks is not None and self.setup.reporter is not None:
                 self.setup.reporter.progress(pending.record.step, pending.checks)
@@ -142,6 +152,7 @@ class Update:
             return
         if self.setup.policy is Policy.SKIP and sighting.check is not Check.WEIGHTS:
             self.ledger.step_skipped(sighting)
+            self.rhythm.let_pass(sighting)
             return
         pending.state.put_back(self.setup.device, self.setup.module)
         self.alarm(sighting)
@@ -223,6 +234,7 @@ class Update:
             self.ledger.step_skipped(sighting)
         elif policy is Policy.STOP or not self._retried(record):
             self.alarm(sighting)
+        self.rhythm.let_pass(sighting)
 
     def _retried(self, record: StepRecord) -> bool:
         """Compute the step once more and judge it again; False when that cannot be done or fails again."""
@@ -267,7 +279,8 @@ class Update:
             if self.ledger.step != step:  # it was skipped after all
                 return
             self.check_weights(state=self.setup.schedule.state_due(step))
-        checks = replace(self.ledger.applied(due), seconds=self.examiner.stopwatch.take())
+        applied = self.ledger.applied(due, self.rhythm.every)
+        checks = replace(applied, seconds=self.examiner.stopwatch.take())
         if self.pending is not None:
             self.pending.checks = checks
         elif self.setup.reporter is not None:

@@ -183,6 +183,11 @@ class StepWatch:
             self._recorder.output(weights)
             self.batches[-1].outputs = _add(self.batches[-1].outputs, [weights])
 
+    def loss(self) -> Tensor:
+        """Scalar: the last micro-batch's loss, or what stands in for it; 0 without any."""
+        known = self.batches[-1].loss if self.batches else None
+        return torch.zeros((), device=self._device) if known is None else known.detach().to(self._device)
+
     # -- after the backward ----------------------------------------------------------------------------
 
     def record(self, step: int) -> StepRecord:

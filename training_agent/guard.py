@@ -214,6 +214,7 @@ class Guard:
         loaded = LoadedManifest.read(manifest, self._setup.comm, late)
         damaged = loaded.compare(self._setup.module, self._setup.comm)
         self._ledger.resume(loaded, manifest)
+        self._update.rhythm.restart(loaded.step)
         self._start.register(loaded.step)
         if self._setup.weights_off is None:
             # names a rank that alone holds other bits than were saved

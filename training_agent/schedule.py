@@ -31,6 +31,10 @@ class Schedule:
     (`check_on_checkpoint`), whatever the other two intervals say; the optimizer's state is then compared with
     the weights (`optimizer_state`).
 
+    With an outcome (`max_poisoned_steps`, `overhead_budget` or both) the audits' interval follows from it,
+    see `training_agent.pace`: the budget begins at `audit_every` until an audit was measured, and of both
+    the bound on poisoned steps wins.
+
     Raises:
         ConfigurationError: an interval is not a positive whole number, or a flag is not a bool.
     """
@@ -44,11 +48,15 @@ class Schedule:
     optimizer_state: bool = True  # compared with the weights wherever a save may follow
     deterministic: bool = True  # audits run deterministic kernels; False: default ones, forward only
     reduction: bool = False  # compare each step's sums of gradients before and after the all-reduce
+    max_poisoned_steps: int | None = None  # outcome: no persistent fault is applied more often than this
+    overhead_budget: float | None = None  # outcome: audits take this share of the time at most, 0.02 is 2 %
 
     def __post_init__(self) -> None:
         _interval("audit_every", self.audit_every, optional=True)
         _interval("check_every", self.check_every, optional=False)
         _interval("ckpt_every", self.ckpt_every, optional=True)
+        _interval("max_poisoned_steps", self.max_poisoned_steps, optional=True)
+        _budget(self.overhead_budget)
         _flag("strict", self.strict)
         _flag("check_on_checkpoint", self.check_on_checkpoint)
         _flag("optimizer_state", self.optimizer_state)
@@ -58,6 +66,11 @@ class Schedule:
             object.__setattr__(self, "partner", Partner(self.partner))
         except ValueError:
             raise ConfigurationError(f"Schedule(partner={self.partner!r}): use 'rotate' or 'fixed'") from None
+        if self.by_outcome and self.audit_every is None:
+            raise ConfigurationError(
+                "Schedule(audit_every=None) switches audits off, max_poisoned_steps and overhead_budget ask "
+                "for some: leave audit_every out"
+            )
         if self.gaps:
             warnings.warn("Schedule: " + "; ".join(self.gaps), ScheduleWarning, stacklevel=3)
 
@@ -76,6 +89,11 @@ class Schedule:
         if not self.optimizer_state:
             gaps.append("optimizer_state=False: a checkpoint can hold moments that differ between ranks")
         return tuple(gaps)
+
+    @property
+    def by_outcome(self) -> bool:
+        """Whether the interval of audits follows from an outcome."""
+        return self.max_poisoned_steps is not None or self.overhead_budget is not None
 
     def audit_due(self, step: int) -> bool:
         """Whether `step` is audited by replay."""
@@ -118,6 +136,17 @@ def _interval(name: str, value: object, *, optional: bool) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         remedy = "a whole number of steps from 1 on" + (", or None to switch it off" if optional else "")
         raise ConfigurationError(f"Schedule({name}={value!r}) is no interval: give {remedy}")
+
+
+def _budget(value: object) -> None:
+    if value is None:
+        return
+    number = not isinstance(value, bool) and isinstance(value, (int, float))
+    if not number or not 0 < value < 1:  # type: ignore[operator]
+        raise ConfigurationError(
+            f"Schedule(overhead_budget={value!r}) is no share of the time: give a number between 0 and 1, "
+            "0.02 for 2 %, or None"
+        )
 
 
 def _flag(name: str, value: object) -> None:

@@ -114,6 +114,11 @@ def _schedule(**options: Any) -> Schedule:
         return Schedule(2, 2, None, **options)
 
 
+def _by_outcome() -> Schedule:
+    """Audits at 2, 4 and 6, like all others."""
+    return Schedule(audit_every=100, check_every=2, ckpt_every=None, max_poisoned_steps=1)
+
+
 _DEFERRED = {"mode": "deferred"}
 
 CASES: dict[str, Case] = {
@@ -154,6 +159,8 @@ CASES: dict[str, Case] = {
     "fp16 autocast, scaler": Case(step=loops.half, scaler=2.0**4),
     "fp16 autocast, scaler, fused": Case(step=loops.half, scaler=2.0**4, optimizers=fused),
     "forward-only audits": Case(schedule=_schedule(deterministic=False)),
+    "by outcome": Case(schedule=_by_outcome()),
+    "by outcome, deferred": Case(schedule=_by_outcome(), optimizers=fused, options=_DEFERRED),
     "fixed partners": Case(schedule=_schedule(partner="fixed")),
 }
 

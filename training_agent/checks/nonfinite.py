@@ -88,6 +88,13 @@ class GradientNorms:
         """int64 scalar: the same for the reduced gradients, as they were before any clipping."""
         return _any_nonfinite([] if self._reduced is None else [self._reduced], device)
 
+    def reduced_norm(self, device: torch.device) -> Tensor:
+        """Scalar: the norm of all reduced gradients together; 0 before any."""
+        if self._reduced is None:
+            return torch.zeros((), device=device)
+        whole: Tensor = torch.linalg.vector_norm(self._reduced)
+        return whole.to(device)
+
     def untouched(self) -> bool:
         """Whether the gradients are still those that the last backward left: nobody clipped or unscaled."""
         return self._versions == [_version(g) for g in self._gradients()]

@@ -33,6 +33,7 @@ class Metric(str, Enum):
     REDUCTION_MISMATCH = "sdc_reduction_mismatch"
     AUDITS_DONE = "sdc_audits_done"
     AUDITS_SKIPPED = "sdc_audits_skipped"
+    AUDIT_EVERY_STEPS = "sdc_audit_every_steps"  # where it is chosen by outcome
     LAST_PASS_AGE_STEPS = "sdc_last_pass_age_steps"
     HEARTBEAT = "sdc_heartbeat"
     OVERHEAD_PERCENT = "sdc_overhead_percent"  # of the wall time, inside replays and weight checks

@@ -70,6 +70,7 @@ class MetricState:
         self._step: int | None = None
         self._last_pass = 0
         self._audits = 0
+        self._audit_every: int | None = None
         self._skipped = self._skipped_before = 0  # audits of this start, now and at the last publication
         self._overhead = Overhead()
         self._alarm: Alarm | None = None
@@ -81,6 +82,7 @@ class MetricState:
             self._audits += int(checks.audited)
             self._overhead.add(checks.seconds)
             self._skipped = checks.audits_skipped
+            self._audit_every = checks.audit_every
             self._last_pass = (
                 checks.last_audit_pass or 0
             )  # before the first audit the age counts from the start
@@ -103,6 +105,8 @@ class MetricState:
             values[Metric.AUDITS_SKIPPED] = self._skipped - self._skipped_before
             values[Metric.OVERHEAD_PERCENT] = self._overhead.take()
             values[Metric.DROPPED_MESSAGES] = dropped
+            if self._audit_every is not None:
+                values[Metric.AUDIT_EVERY_STEPS] = self._audit_every
             if self._step is not None:
                 values[Metric.LAST_PASS_AGE_STEPS] = self._step - self._last_pass
             self._audits = 0

@@ -56,6 +56,7 @@ class Otlp:
         self._began_ns = time.time_ns()
         self._step: int | None = None
         self._last_pass = 0
+        self._audit_every: int | None = None
         self._sums = dict.fromkeys(COUNTERS, 0)
         self._overhead = Overhead()
 
@@ -66,6 +67,7 @@ class Otlp:
             self._last_pass = checks.last_audit_pass or 0
             self._sums[Metric.AUDITS_DONE] += int(checks.audited)
             self._sums[Metric.AUDITS_SKIPPED] = checks.audits_skipped
+            self._audit_every = checks.audit_every
             self._overhead.add(checks.seconds)
 
     def alarm(self, alarm: Alarm) -> None:
@@ -86,6 +88,8 @@ class Otlp:
             sums = {**self._sums, Metric.DROPPED_MESSAGES: self._dropped()}
             gauges: dict[Metric, float] = {Metric.HEARTBEAT: 1}
             gauges[Metric.OVERHEAD_PERCENT] = self._overhead.take()
+            if self._audit_every is not None:
+                gauges[Metric.AUDIT_EVERY_STEPS] = self._audit_every
             if self._step is not None:
                 gauges[Metric.LAST_PASS_AGE_STEPS] = self._step - self._last_pass
         body = encode(self._resource, self._labels, sums, gauges, self._began_ns, time.time_ns())

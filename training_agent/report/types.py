@@ -19,6 +19,7 @@ class StepChecks:
     last_weight_check_pass: int | None
     audits_skipped: int = 0  # of this start so far: due, and nothing could be compared (or replays are off)
     seconds: float = 0.0  # of the training thread, inside replays and weight checks since the step before
+    audit_every: int | None = None  # steps, as chosen by now; None: the schedule has a fixed interval
 
 
 class Reporter(Protocol):

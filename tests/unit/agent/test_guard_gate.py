@@ -8,13 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from training_agent._gate import Gate
+from training_agent._gate import Gate, Tally
 
 CPU = torch.device("cpu")
 
 
 class Alone:
     """What the gate needs of the replica group, with one rank in it."""
+
+    world = 1
 
     def sum_tensor(self, counts: Tensor) -> Tensor:
         return counts
@@ -30,14 +32,15 @@ class Job:
         self.gate = Gate((self.optimizer,), Alone(), CPU)  # type: ignore[arg-type]
         self.steps = 0
 
-    def step(self, *, local: int = 0, reduced: int = 0) -> None:
+    def step(self, *, local: int = 0, reduced: int = 0, sizes: tuple[Tensor, ...] = ()) -> Tally:
         self.steps += 1
         self.optimizer.zero_grad()
         self.layer(torch.full((1, 3), float(self.steps))).sum().backward()
-        count = self.gate.count(torch.tensor(local), torch.tensor(reduced), self.optimizer)
+        count = self.gate.count(torch.tensor(local), torch.tensor(reduced), self.optimizer, None, sizes)
         self.gate.hold(count, self.optimizer)
         self.optimizer.step()
         self.gate.release(self.optimizer)
+        return count.read()
 
     def state(self) -> list[Tensor]:
         moments = [v for entry in self.optimizer.state.values() for v in entry.values()]
@@ -86,3 +89,17 @@ def test_a_step_that_the_scaler_skips_does_not_shut_the_gate() -> None:
     job.optimizer.found_inf = torch.zeros(())  # type: ignore[attr-defined]
     job.step()
     assert not same(job.state(), before)
+
+
+def test_loss_and_norm_travel_with_the_flags_and_shut_nothing() -> None:
+    job = Job()
+    job.step()
+    before = job.state()
+    tally = job.step(sizes=(torch.tensor(-2.5), torch.tensor(0.75)))
+    assert (tally.loss, tally.norm, tally.suspicious) == (2.5, 0.75, False)
+    assert not same(job.state(), before)
+    before = job.state()
+    assert job.step(reduced=1, sizes=(torch.tensor(1.0), torch.tensor(1.0))).suspicious
+    huge = job.step(sizes=(torch.tensor(float("nan")), torch.tensor(float("inf"))))
+    assert (huge.loss, huge.norm) == (0.0, float(1 << 20))
+    assert same(job.state(), before)

@@ -21,7 +21,7 @@ from .collector import Collector
 
 pytestmark = pytest.mark.enable_socket
 PASSED = StepChecks(True, True, 10, 10, seconds=0.5)
-BETWEEN = StepChecks(False, False, 10, 10, audits_skipped=2)
+BETWEEN = StepChecks(False, False, 10, 10, audits_skipped=2, audit_every=500)
 
 
 @pytest.fixture
@@ -45,6 +45,7 @@ def test_healthy_training_tells_the_collector_zeros_and_signs_of_life_without_an
     assert collector.values("sdc_audits_skipped")[-1] == 2
     assert collector.values("sdc_last_pass_age_steps")[-1] == 7
     assert collector.values("sdc_heartbeat")[-1] == 1
+    assert collector.values("sdc_audit_every_steps")[-1] == 500
     assert max(collector.values("sdc_overhead_percent")) > 0
     (resource,) = collector.bodies[-1]["resourceMetrics"]
     attributes = {a["key"]: a["value"]["stringValue"] for a in resource["resource"]["attributes"]}
