@@ -271,8 +271,7 @@ class Update:
         self.gate.release(optimizer)
         if not self._applies or optimizer is not self.setup.optimizers[-1]:
             return
-        self.ledger.step += 1
-        step = self.ledger.step
+        step = self.ledger.step = self.ledger.step + 1
         due = self.setup.schedule.weights_due(step) and self.setup.weights_off is None
         if due:
             self.drain()
