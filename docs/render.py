@@ -14,6 +14,7 @@ from pathlib import Path
 
 from docs import architecture
 from examples.demo.settings import VARIABLES
+from examples.demo.story import TIME
 from lambdas.domain import mails
 from lambdas.domain.decision_table import TABLE
 from tests.unit.lambdas.questions import approval_of, incident_of
@@ -69,6 +70,17 @@ def rendered(path: Path) -> str:
     return text
 
 
+def told(log: str) -> list[str]:
+    """The demo's output without its lines of live progress, which may go on in the lines below them."""
+    lines, progress = [], False
+    for line in map(str.rstrip, log.splitlines()):
+        goes_on = line.startswith(" " * TIME)
+        progress = progress if goes_on else line[TIME:].startswith("  ... ")
+        if not progress:
+            lines.append(line)
+    return lines
+
+
 def put(text: str, name: str, block: str, path: Path) -> str:
     """`text` with one block between its markers."""
     begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
@@ -83,8 +95,7 @@ def main(arguments: list[str]) -> int:
         path.write_text(rendered(path))
     if "--demo" in arguments:
         log = Path(arguments[arguments.index("--demo") + 1]).read_text()
-        lines = [line.rstrip() for line in log.splitlines() if "  ... " not in line]
-        block = "```\n" + "\n".join(lines).strip("\n") + "\n```\n"
+        block = "```\n" + "\n".join(told(log)).strip("\n") + "\n```\n"
         README.write_text(put(README.read_text(), "demo", block, README))
     if "--pictures" in arguments:
         IMAGES.mkdir(exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from docs import architecture
-from docs.render import ARCHITECTURE, IMAGES, PICTURES, README, ROOT, rendered
+from docs.render import ARCHITECTURE, IMAGES, PICTURES, README, ROOT, rendered, told
 
 
 def test_decision_table_mail_and_variables_in_the_readme_are_those_of_the_code() -> None:
@@ -32,8 +32,21 @@ def test_every_module_says_what_it_is_for() -> None:
 
 def test_the_readme_shows_real_output_of_the_demo() -> None:
     text = README.read_text()
-    assert "<!-- demo output -->" not in text
     assert text.count("\nPROVEN\n") == 1
+    shown = text.split("<!-- demo -->")[1].split("<!-- /demo -->")[0]
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_lines_of_live_progress_are_left_out_of_the_demos_output() -> None:
+    log = """   1.0 s  the job
+   2.0 s    ... it holds while a
+          node waits
+   3.0 s  mail to
+          a@b.c
+
+Hit:       3
+"""
+    assert told(log) == ["   1.0 s  the job", "   3.0 s  mail to", "          a@b.c", "", "Hit:       3"]
 
 
 def test_the_pictures_are_there_and_small() -> None:
