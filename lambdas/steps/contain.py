@@ -153,6 +153,7 @@ def _contain(needs: Needs, incident: Incident, row: Row) -> tuple[tuple[Target, 
         release_quarantine(needs, incident)
         return incident.targets, f"{row.id}: nothing is contained, the job need not wait"
     now, keys = needs.clock.now(), occurrences(needs.incidents, incident)
+    permit(needs, Mode.CONTAIN, "hold")  # again: many nodes' dry runs take their time
     for subject in subjects(incident):
         needs.quarantine.hold(subject, keys, incident.id, now)
     if row.contain is Contain.HOLD:

@@ -142,3 +142,15 @@ def test_the_control_table_lowers_the_mode_and_never_raises_it(driver: Driver, l
     driver.world.controls.control = Control(Mode.REPLACE, kill_switch=False)
     driver.step("contain", located)
     assert not driver.world.kubernetes.nodes[NODE].unschedulable
+
+
+def test_a_switch_thrown_while_the_policy_is_being_proven_holds_nobody(
+    driver: Driver, located: Incident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def proves_and_is_stopped(_node: object) -> bool:
+        driver.world.controls.control = Control(None, kill_switch=True)
+        return True
+
+    monkeypatch.setattr(driver.world.kubernetes, "refuses_health_label", proves_and_is_stopped)
+    assert driver.step("contain", located)["outcome"] == "human"
+    assert not driver.world.quarantine.rows.get(instance_subject(SUSPECT))
