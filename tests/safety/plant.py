@@ -10,6 +10,7 @@ import contextlib
 import heapq
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -20,7 +21,7 @@ import pytest
 from infra.logical_ids import camel
 from lambdas import handlers, observability, wiring
 from lambdas.domain.errors import PipelineError
-from lambdas.domain.incident import Incident
+from lambdas.domain.incident import Incident, State
 from lambdas.domain.times import stamp
 from lambdas.domain.world import ClusterNode, KubeNode
 from lambdas.settings import HANDLERS, VARIABLES
@@ -272,6 +273,12 @@ class Plant(People):
 
     def open_incidents(self) -> list[Incident]:
         return [i for i in self.world.incidents.rows.values() if not i.state.terminal]
+
+    def shared_instances(self) -> list[str]:
+        """Instances that more than one open, located incident suspects."""
+        located = [i for i in self.open_incidents() if i.state is not State.OPENING]
+        named = Counter(t.instance_id for i in located for t in i.targets)
+        return [instance for instance, count in named.items() if count > 1]
 
     def violations(self) -> list[str]:
         """Everything that must never be; empty is the proof."""

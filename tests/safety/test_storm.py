@@ -16,7 +16,9 @@ from .plant import Plant
 from .storm import Event, events
 from .threads import interference, together, unshared
 
-JOBS, BATCH = 10, 100
+JOBS, BATCH = 60, 100
+PAUSE = timedelta(minutes=10)  # between batches: the more at once, the more is row S1's and nobody is asked
+PER_DAY = 2  # replacements: so few that more are approved than may be made
 
 
 def weather(plant: Plant, made: list[Event], seed: int) -> None:
@@ -27,17 +29,18 @@ def weather(plant: Plant, made: list[Event], seed: int) -> None:
         with interference(plant, seed):
             together([lambda e=e: plant.deliver(e.body) for e in batch])  # type: ignore[misc]
         plant.pump()
+        assert plant.shared_instances() == []
         for waiting in plant.waiting():
             if rng.random() < 0.5:
                 plant.human(waiting, rng.choice(["approve", "approve", "keep", "release"]))
-        plant.advance(timedelta(minutes=2))
+        plant.advance(PAUSE)
 
 
 def check(monkeypatch: pytest.MonkeyPatch, definition: Definition, count: int, seed: int) -> Counter[str]:
     plant = Plant(monkeypatch, definition, jobs=JOBS)
-    plant.setting("REPLACEMENTS_PER_DAY", "4")
+    plant.setting("REPLACEMENTS_PER_DAY", str(PER_DAY))
     plant.setting("MAX_ALARM_AGE_SECONDS", str(20 * 3600))  # valid ones stay valid while the storm lasts
-    plant.watch.limits.per_day = 4
+    plant.watch.limits.per_day = PER_DAY
     monkeypatch.setattr(ingest, "ALARMS_PER_HOUR", count)  # the quota has its own test: each key counts here
     unshared(monkeypatch)
     made = events(plant, count, seed)
