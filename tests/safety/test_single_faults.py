@@ -20,7 +20,7 @@ from .plant import Plant
 from .wires import Fault, Plan, Site
 
 Story = Callable[[Plant], None]
-SITES = 189
+SITES = 199
 LONG = timedelta(days=2)
 
 
@@ -100,6 +100,17 @@ def alarms_again(plant: Plant) -> None:
     _end(plant)
 
 
+def taken_over(plant: Plant) -> None:
+    """Nobody is named on two GPUs of a node, then one is: decided on its own when the first has ended."""
+    seats = plant.jobs[0].seats
+    _open(plant, Finding(FindingKind.PAIR, verdict=Verdict.UNATTRIBUTABLE, involved=seats[2:4]))
+    plant.alarm(plant.alarm_of(builder.culprit(3, seats), step=40))
+    plant.advance(timedelta(hours=8), lambda: bool(plant.waiting()))
+    for incident_id in plant.waiting():
+        plant.human(incident_id, "approve")
+    _end(plant)
+
+
 STORIES: dict[str, Story] = {  # the short ones first: a site is tried in the first story that goes past it
     "rejected": rejected,
     "never registered": never_registered,
@@ -113,6 +124,7 @@ STORIES: dict[str, Story] = {  # the short ones first: a site is tried in the fi
     "check passes": lambda p: checked(p, "pass"),
     "check fails": lambda p: checked(p, "fail"),
     "alarms again": alarms_again,
+    "taken over": taken_over,
 }
 
 
