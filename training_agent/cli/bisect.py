@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,23 +68,19 @@ def bisect(screen: Screen, wanted: Search, environ: Mapping[str, str]) -> Exit:
         return _without_replay(screen, alarm)
     trail = _trail(wanted, alarm)
     case = _case(wanted, alarm, trail)
-    seen, spent = _remembered(wanted.state_file, alarm)
+    memory = _remembered(wanted.state_file, alarm)
     with screen.progress("searching") as progress:
-        while isinstance(move := search(case, seen), Task):
-            task = move.within(wanted.max_updates - spent)
+        while isinstance(move := search(case, memory.seen), Task):
+            task = move.within(wanted.max_updates - memory.updates)
             if task is None:
-                text = f"{spent} updates were computed, up to {move.updates} more are needed"
+                text = f"{memory.updates} updates were computed, up to {move.updates} more are needed"
                 move = Result(None, None, False, f"{text}, and --max-updates is {wanted.max_updates}")
                 break
-            before = len(seen.of(move.kind))
-            spent += _compute(wanted, task, seen, int(trail["world"]), progress, environ)
-            _remember(wanted.state_file, alarm, seen, spent)
-            if len(seen.of(move.kind)) == before:
-                raise CannotAskError(
-                    f"The launch ended before step {move.points[0][0]} was computed.",
-                    "The script must train up to that step; see its output.",
-                )
-    return _tell(screen, alarm, move, spent)
+            try:
+                _compute(wanted, task, memory, int(trail["world"]), progress, environ)
+            finally:  # also what a launch computed that failed or was interrupted
+                _remember(wanted.state_file, alarm, memory)
+    return _tell(screen, alarm, move, memory.updates)
 
 
 def _alarm(path: Path) -> Alarm:
@@ -146,9 +142,9 @@ def _number(path: Path) -> int:
 
 
 def _compute(
-    wanted: Search, task: Task, seen: Seen, world: int, progress: Progress, environ: Mapping[str, str]
-) -> int:
-    """One launch; returns how many updates it computed."""
+    wanted: Search, task: Task, memory: _Memory, world: int, progress: Progress, environ: Mapping[str, str]
+) -> None:
+    """One launch; what it gave is in `memory` whatever becomes of it."""
     scratch = _fresh(wanted.state_file.with_suffix(".d"))
     record = scratch / "record.jsonl"
     plan = Plan(task.start.path, task.start.step, world, task.points, str(record))
@@ -163,17 +159,24 @@ def _compute(
     told = {Env.EVENT_BUS.value, Env.QUARANTINE_TABLE.value, Env.TERMINATION_LOG.value}
     environment = {**{k: v for k, v in environ.items() if k not in told}, **changed}
     command = [sys.executable, "-m", "training_agent.run", "--", *wanted.launch]
-    code, tail = _run(command, environment, progress)
-    found = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
-    results = seen.of(task.kind)
-    results.update({int(step): str(digest) for step, digest in found})
+    try:
+        code, tail = _run(command, environment, progress)
+    finally:
+        lines = record.read_text().splitlines() if record.exists() else []
+        found = {int(step): str(digest) for step, digest in map(json.loads, lines)}
+        memory.seen.of(task.kind).update(found)
+        memory.updates += max(found, default=task.start.step) - task.start.step
     if code:
         meaning = "a trusted GPU alarmed" if code == ExitCode.ALARM else f"it ended with {code}"
         last = "\n".join(tail)
         raise CannotAskError(
             f"The launch failed: {meaning}. Its last lines:\n{last}", "Mend it; nothing is lost."
         )
-    return int(max((step for step, _ in found), default=task.start.step)) - task.start.step
+    if not found:
+        raise CannotAskError(
+            f"The launch ended before step {task.points[0][0]} was computed.",
+            "The script must train up to that step; see its output.",
+        )
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], progress: Progress) -> tuple[int, list[str]]:
@@ -202,28 +205,37 @@ def _fresh(folder: Path) -> Path:
     return made
 
 
-def _remembered(path: Path, alarm: Alarm) -> tuple[Seen, int]:
+@dataclass(slots=True)
+class _Memory:
+    """What all launches gave so far."""
+
+    seen: Seen = field(default_factory=Seen)
+    updates: int = 0  # computed
+
+
+def _remembered(path: Path, alarm: Alarm) -> _Memory:
     """What earlier launches gave.
 
     Raises:
         CannotAskError: the file is damaged, or of another alarm.
     """
     if not path.exists():
-        return Seen(), 0
+        return _Memory()
     try:
         plain = json.loads(path.read_text())
         if plain["alarm"] != _key(alarm):
             raise ValueError("it belongs to another alarm")
         seen = Seen(*({int(s): str(d) for s, d in plain[k.value].items()} for k in Kind))
-        return seen, int(plain["updates"])
+        return _Memory(seen, int(plain["updates"]))
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise CannotAskError(
             f"The state file {path} cannot be used: {e}.", "--state FILE, or move it away"
         ) from e
 
 
-def _remember(path: Path, alarm: Alarm, seen: Seen, spent: int) -> None:
-    plain = {"alarm": _key(alarm), "updates": spent, **{k.value: seen.of(k) for k in Kind}}
+def _remember(path: Path, alarm: Alarm, memory: _Memory) -> None:
+    plain = {"alarm": _key(alarm), "updates": memory.updates}
+    plain |= {kind.value: memory.seen.of(kind) for kind in Kind}
     write_atomic(path, json.dumps(plain, indent=1).encode())
 
 

@@ -146,6 +146,8 @@ def test_a_launch_that_fails_loses_nothing_of_what_it_computed(
 ) -> None:
     assert bisect(job, dies_at=23) == 4
     assert "a trusted GPU alarmed" in " ".join(capsys.readouterr().err.split())
+    kept = json.loads((job / "spool" / "alarm.bisect.json").read_text())
+    assert (kept["updates"], sorted(map(int, kept["first"]))) == (22, list(range(1, 23)))
     assert bisect(job) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "update 25 is the first poisoned one" in shown
