@@ -64,6 +64,16 @@ def test_the_second_replay_begins_at_the_newest_checkpoint_that_the_first_has_pr
     assert [(t.kind, t.start.step) for t in tasks] == [(Kind.FIRST, 20), (Kind.AGAIN, 24)]
 
 
+def test_a_doubtful_checkpoint_with_other_weights_than_the_trail_is_nowhere_begun_or_gone_back_to() -> None:
+    given = case(27)
+    foreign = Start(25, "step-25.doubtful-1", "of another attempt", doubtful=True)
+    unknown = Start(26, "step-26.doubtful-1", None, doubtful=True)
+    starts = tuple(sorted((*given.starts, foreign, unknown), key=lambda s: s.step))
+    result, tasks = played(Case(given.points, starts))
+    assert [t.start.step for t in tasks] == [20, 24]
+    assert result.back_to is not None and result.back_to.step == 24
+
+
 def test_nothing_is_poisoned_where_all_recorded_weights_are_computed_again() -> None:
     result, tasks = played(case(None))
     assert (result.decided, result.poisoned, len(tasks)) == (True, None, 1)
