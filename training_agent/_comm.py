@@ -194,11 +194,11 @@ class Comm:
     def start_swap(self, outgoing: Tensor, incoming: int, to: int, source: int, tag: int = _TAG) -> Flight:
         """Post a message to one peer and the receipt of `incoming` elements from another; wait for none."""
         received = torch.empty(incoming, dtype=outgoing.dtype, device=self.device)
-        operations = [
-            dist.P2POp(dist.isend, outgoing, to, self.group, tag),
-            dist.P2POp(dist.irecv, received, source, self.group, tag),
-        ]
         with self.peers(f"exchanging micro-batches with ranks {to} and {source}"):
+            operations = [  # already they look the group up, which may be gone
+                dist.P2POp(dist.isend, outgoing, to, self.group, tag),
+                dist.P2POp(dist.irecv, received, source, self.group, tag),
+            ]
             return Flight(tuple(dist.batch_isend_irecv(operations)), received)
 
     def _swap(self, outgoing: Tensor, incoming: int, to: int, source: int) -> Tensor:
