@@ -37,6 +37,7 @@ class Plan:
     world: int  # ranks that the job had; 0: unknown
     points: tuple[tuple[int, str], ...]  # steps after which the weights are compared, ascending
     record: str  # file that gets one JSON line per point
+    audits: tuple[int, ...] = ()  # steps that the job audited, for schedules whose pace is their own
 
     def save(self, path: Path) -> None:
         """Write it for the launch."""
@@ -49,7 +50,14 @@ def plan() -> Plan | None:
     if not path:
         return None
     plain = json.loads(Path(path).read_text())
-    return Plan(**{**plain, "points": tuple((int(s), str(d)) for s, d in plain["points"])})
+    points = tuple((int(s), str(d)) for s, d in plain["points"])
+    return Plan(**{**plain, "points": points, "audits": tuple(plain["audits"])})
+
+
+def audits() -> frozenset[int] | None:
+    """The steps that the replayed job audited; None where nothing is replayed."""
+    found = plan()
+    return None if found is None else frozenset(found.audits)
 
 
 class BisectReporter:

@@ -86,11 +86,11 @@ class AlarmLatch:
 
     def _trail(self, sighting: Sighting, trail: Trail) -> list[tuple[Path, bytes]]:
         """What `sdc bisect` compares with, from the first rank."""
-        setup, known = self._setup, list(trail.points)
+        setup = self._setup
         if not setup.comm.is_first or sighting.check is Check.WEIGHTS or setup.sharding is not None:
             return []
         weights = dict(setup.module.named_parameters())
-        return trail_file(setup.settings, sighting.step, setup.comm.world, weights, known)
+        return trail_file(setup.settings, sighting.step, setup.comm.world, weights, trail)
 
     def raise_again(self) -> None:
         """Raise the alarm that was raised before, if any."""

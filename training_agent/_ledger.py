@@ -125,6 +125,7 @@ class Ledger:
         """Record a passed audit with what it compared."""
         self.passes = replace(self.passes, audit=step)
         self.audits_passed += 1
+        self.trail.audits.append(step)
         self.tensors_compared, self.bytes_compared = compared.tensors, compared.nbytes
         self.loss_audited = compared.loss_audited
         self.assurance.audited(step, compared.nbytes)
@@ -132,6 +133,7 @@ class Ledger:
     def audit_skipped(self, step: int, reason: str) -> None:
         """Count an audit that was due and could not be made; each reason is said once."""
         self.audits_skipped += 1
+        self.trail.audits.append(step)
         self.assurance.audits_skipped += 1
         if reason not in self._said:
             self._said.add(reason)

@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
+from . import _bisecting
 from ._alarm import Sighting
 from ._comm import Comm
 from ._gate import Tally
@@ -28,6 +29,7 @@ class Rhythm:
     pace: Pace
     _loss: Spikes = field(default_factory=Spikes)
     _norm: Spikes = field(default_factory=Spikes)
+    _replayed: frozenset[int] | None = field(default_factory=_bisecting.audits)
     _said: Rate | None = None
     _ended: float | None = None  # when the last step was judged
     _ordinary: deque[float] = field(default_factory=lambda: deque(maxlen=_CLOCKED))
@@ -42,7 +44,9 @@ class Rhythm:
         self.pace = Pace(self.pace.schedule, step)
 
     def due(self, step: int) -> bool:
-        """Whether `step`, which begins, is audited."""
+        """Whether `step`, which begins, is audited; under `sdc bisect` as in the job, whatever the pace."""
+        if self.by_outcome and self._replayed is not None:
+            return step in self._replayed
         if self.by_outcome:
             rate = self.pace.rate(step)
             changed = self._said is None or rate.every != self._said.every

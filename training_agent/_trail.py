@@ -26,6 +26,7 @@ class Trail:
     """Points of this start, oldest first; equal on all ranks."""
 
     points: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=LONGEST))
+    audits: deque[int] = field(default_factory=lambda: deque(maxlen=LONGEST))  # steps with audit kernels
 
     def passed(self, step: int, rows: str) -> None:
         """Replicas were equal after `step`, with these digest rows of their weights."""
@@ -51,7 +52,8 @@ def short_of(digests: Mapping[str, Sequence[int]], names: Sequence[str]) -> str 
     return short("".join(struct.pack("<3q", *digests[name]).hex() for name in names))
 
 
-def text(step: int, world: int, names: Sequence[str], points: Sequence[tuple[int, str]]) -> str:
-    """The file: the alarm's step, ranks of the job, parameters, points."""
+def text(step: int, world: int, names: Sequence[str], now: tuple[int, str], trail: Trail) -> str:
+    """The file: the alarm's step, ranks of the job, parameters, audited steps, points up to `now`."""
     plain: dict[str, Any] = {"format": 1, "step": step, "world": world, "names": list(names)}
-    return json.dumps({**plain, "points": [list(p) for p in points]})
+    points = [*(p for p in trail.points if p[0] < now[0]), now]
+    return json.dumps({**plain, "audits": list(trail.audits), "points": [list(p) for p in points]})

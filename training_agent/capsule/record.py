@@ -19,6 +19,7 @@ from .. import _trail
 from .._capture import Capture
 from .._evidence import Evidence
 from .._patience import within
+from .._trail import Trail
 from ..contract import CapsuleRef, Contest, Finding, Place
 from ..determinism import deterministic, environment
 from ..digest import digest
@@ -86,7 +87,7 @@ def trail_file(
     step: int,
     world: int,
     weights: Mapping[str, Tensor],
-    points: Sequence[tuple[int, str]],
+    trail: Trail,
 ) -> list[tuple[Path, bytes]]:
     """The trail up to the weights as they are now, before the update of `step`, for `write_all`."""
     if settings.shared_dir is None or not settings.capsule_bytes:
@@ -96,8 +97,7 @@ def trail_file(
     except RuntimeError as e:  # the accelerator's own trouble must not cost the alarm
         log_line("warning", message=f"There is no trail of this alarm: {e}")
         return []
-    known = [p for p in points if p[0] < now[0]]
-    text = _trail.text(step, world, list(weights), [*known, now])
+    text = _trail.text(step, world, list(weights), now, trail)
     name = trail_name(step, settings.job.attempt)
     return [(settings.shared_dir / FOLDER / name, text.encode())]
 

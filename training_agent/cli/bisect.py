@@ -77,7 +77,7 @@ def bisect(screen: Screen, wanted: Search, environ: Mapping[str, str]) -> Exit:
                 move = Result(None, None, False, f"{text}, and --max-updates is {wanted.max_updates}")
                 break
             try:
-                _compute(wanted, task, memory, int(trail["world"]), progress, environ)
+                _compute(wanted, task, memory, trail, progress, environ)
             finally:  # also what a launch computed that failed or was interrupted
                 _remember(wanted.state_file, alarm, memory)
     return _tell(screen, alarm, move, memory.updates)
@@ -142,12 +142,24 @@ def _number(path: Path) -> int:
 
 
 def _compute(
-    wanted: Search, task: Task, memory: _Memory, world: int, progress: Progress, environ: Mapping[str, str]
+    wanted: Search,
+    task: Task,
+    memory: _Memory,
+    trail: Mapping[str, Any],
+    progress: Progress,
+    environ: Mapping[str, str],
 ) -> None:
     """One launch; what it gave is in `memory` whatever becomes of it."""
     scratch = _fresh(wanted.state_file.with_suffix(".d"))
     record = scratch / "record.jsonl"
-    plan = Plan(task.start.path, task.start.step, world, task.points, str(record))
+    plan = Plan(
+        task.start.path,
+        task.start.step,
+        int(trail["world"]),
+        task.points,
+        str(record),
+        tuple(map(int, trail.get("audits", ()))),
+    )
     plan.save(scratch / "plan.json")
     progress.say(f"{task.kind.value}: from step {task.start.step} to {task.points[-1][0]}")
     changed = {
