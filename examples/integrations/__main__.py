@@ -79,6 +79,7 @@ def start(name: str, folder: Path, *, attempt: int, steps: int, **fault: str) ->
     environment = {
         **os.environ,
         **{"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"},
+        "PYTHONFAULTHANDLER": "1",  # should a library abort the process, every thread says where it was
         **{"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"},
         Env.NODE_NAME.value: "hyperpod-i-0123456789abcdef0",
         Env.GPU_UUIDS.value: ",".join(f"GPU-{rank}" for rank in range(RANKS)),

@@ -65,7 +65,7 @@ class Death:
 
 def main() -> None:
     phase, way, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
+    dist.init_process_group("gloo", timeout=timedelta(minutes=2))  # a busy machine takes its time to start
     rank = dist.get_rank()
     death = Death(phase, way, folder)
     torch.manual_seed(3)
@@ -94,6 +94,7 @@ def main() -> None:
         reporter=reporter, checkpoints=store,
     )  # fmt: skip
     put_in(death, guard, inner, reporter)
+    dist.distributed_c10d._set_pg_timeout(GROUP_TIMEOUT)
     for step in range(1, STEPS + 1):
         death.step = step
         batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(1000 * step + rank))
