@@ -34,6 +34,7 @@ PER_JOB = (
     ("Audits done", Metric.AUDITS_DONE, "Sum"),
     ("Audits skipped (or replays off)", Metric.AUDITS_SKIPPED, "Sum"),
     ("Steps since the last passed audit", Metric.LAST_PASS_AGE_STEPS, "Maximum"),
+    ("Steps between audits", Metric.AUDIT_EVERY_STEPS, "Maximum"),
     ("Percent of the time inside replays and weight checks", Metric.OVERHEAD_PERCENT, "Maximum"),
     ("Heartbeats", Metric.HEARTBEAT, "Sum"),
     ("Messages that the agent dropped", Metric.DROPPED_MESSAGES, "Sum"),

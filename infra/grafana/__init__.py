@@ -62,6 +62,8 @@ LOOKED_AT = (
           (_grown(Metric.AUDITS_SKIPPED),), alarming=True),
     Panel("Steps since the last passed audit", "Teeth of `audit_every` steps. Climbing: no audit passes.",
           (_now(Metric.LAST_PASS_AGE_STEPS),)),
+    Panel("Steps between audits", "Where audits follow the outcome. A drop: a start, or suspicion.",
+          (_now(Metric.AUDIT_EVERY_STEPS),)),
     Panel("Heartbeats", "One for each job that trains. A gap: the agent hangs, or the job has ended.",
           (_now(Metric.HEARTBEAT, "count"),)),
     Panel("Overhead", "Time inside replays and weight checks. A jump: another schedule, or a slow peer.",
