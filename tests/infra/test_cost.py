@@ -23,7 +23,7 @@ def test_the_stack_s_own_numbers_are_those_of_the_stack(resources: dict[str, Any
 
 def test_more_jobs_cost_more_metrics() -> None:
     few, many = (sum(at_rest(Use(jobs=jobs), Prices()).values()) for jobs in (1, 11))
-    assert round(many - few, 2) == round(10 * (20 * 0.30 + 30 * 24 * 60 * 0.01 / 1000), 2)
+    assert round(many - few, 2) == round(10 * (22 * 0.30 + 30 * 24 * 60 * 0.01 / 1000), 2)
 
 
 def test_an_incident_costs_cents() -> None:
