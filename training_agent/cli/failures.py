@@ -6,8 +6,8 @@ CliError
 `-- RefusedError     the pipeline said no: nothing was changed by this command        exit code 5
 
 Beside them: 0 done, 1 the answer is no (a check of `doctor` or `preflight` failed, a replay differs, a drill
-did not come through), 2 a mistake in the arguments, 130 interrupted. A replay or a bisect that decides nothing
-ends with 4.
+did not come through), 2 a mistake in the arguments, 130 interrupted. A replay or a bisect that decides
+nothing ends with 4.
 """
 
 from __future__ import annotations
