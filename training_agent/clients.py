@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,11 @@ ClientFactory = Callable[[str], Any]  # service name -> client
 
 CONNECT_TIMEOUT_S = 2
 READ_TIMEOUT_S = 3
+
+
+def own_region() -> str | None:
+    """AWS_REGION, which manifests and most SDKs use and boto3 does not read; None: boto3 looks elsewhere."""
+    return os.environ.get("AWS_REGION") or None
 
 
 def boto3_client(service: str) -> Any:
@@ -19,7 +25,7 @@ def boto3_client(service: str) -> Any:
     import boto3
     from botocore.config import Config
 
-    return boto3.session.Session().client(
+    return boto3.session.Session(region_name=own_region()).client(
         service,
         config=Config(
             connect_timeout=CONNECT_TIMEOUT_S,

@@ -26,8 +26,8 @@ def die(way: str, phase: str, folder: Path) -> None:
         timeout=patience_s, stopped=victim if way == "stop" else None,
     )  # fmt: skip
     assert (folder / STRUCK).exists(), ended[victim][1]
-    # After the last collective nobody needs the one that dies; and an error in a replay is no death: that audit
-    # is skipped on all ranks, and training goes on.
+    # After the last collective nobody needs the one that dies; an error in a replay is no death: the audit is
+    # skipped on all ranks, and training goes on.
     goes_on = phase == "exit" or (way, phase) == ("exception", "replay")
     for rank, (code, out) in enumerate(ended):
         if rank != victim:

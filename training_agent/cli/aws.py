@@ -27,6 +27,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 
+from ..clients import own_region
 from .failures import CannotAskError
 
 _DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "NotAuthorized")
@@ -56,7 +57,7 @@ class Aws:
     def session(self) -> Any:
         """boto3's session, made when first needed."""
         if self._session is None:
-            self._session = boto3.session.Session(region_name=self._region)
+            self._session = boto3.session.Session(region_name=self._region or own_region())
         return self._session
 
     def client(self, service: str) -> Any:

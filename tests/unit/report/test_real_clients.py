@@ -10,6 +10,7 @@ import boto3
 import pytest
 from moto import mock_aws
 
+from training_agent.cli.aws import Aws
 from training_agent.clients import boto3_client
 from training_agent.contract import Alarm, decode
 from training_agent.quarantine import entries_of
@@ -102,3 +103,14 @@ def test_the_quarantine_table_is_read_row_by_row() -> None:
 def test_a_missing_table_is_unreadable_not_empty() -> None:
     with pytest.raises(TableUnreadableError, match="quarantine table gone"):
         QuarantineTable("gone", boto3_client).mode()
+
+
+def test_the_region_that_the_example_job_sets_is_the_one_that_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """boto3 reads AWS_DEFAULT_REGION alone: with AWS_REGION nothing was ever published."""
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    monkeypatch.setenv("AWS_REGION", "eu-north-1")
+    assert boto3_client("events").meta.region_name == "eu-north-1"
+    assert Aws().client("events").meta.region_name == "eu-north-1"
+    assert Aws("us-west-2").client("events").meta.region_name == "us-west-2"
