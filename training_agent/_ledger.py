@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ._startup import Setup
 
 MANIFEST_VERSION = 1
+PLAN = ("audit_every", "check_every", "deterministic", "max_poisoned_steps", "overhead_budget")
 
 
 @dataclass(slots=True)
@@ -61,11 +62,7 @@ class Ledger:
         job, plan = setup.settings.job, setup.schedule
         about = {
             "job": {"name": job.name, "uid": job.uid},
-            "schedule": {
-                "audit_every": plan.audit_every,
-                "check_every": plan.check_every,
-                "deterministic": plan.deterministic,
-            },
+            "schedule": {name: getattr(plan, name) for name in PLAN},
         }
         return cls(
             step, assurance=Assurance.begun(step, setup.comm.world, setup.parameters.values()), about=about

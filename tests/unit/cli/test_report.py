@@ -16,10 +16,10 @@ from tests.unit.lambdas.document import Document
 from training_agent.cli.deployment import Deployment
 from training_agent.cli.failures import CannotAskError, Exit, NotFoundError
 from training_agent.cli.pipeline import Pipeline
-from training_agent.cli.report import bounds, page
+from training_agent.cli.report import bounds, claims, page
 from training_agent.cli.report.command import report
 from training_agent.cli.report.incidents import record
-from training_agent.cli.report.run import Run, read
+from training_agent.cli.report.run import Run, figures, read
 from training_agent.cli.screen import Screen
 from training_agent.contract import delivery_key
 
@@ -122,6 +122,14 @@ def test_an_interrupted_save_is_shown_and_never_counted(tmp_path: Path) -> None:
     run = read(folder)
     assert run.checkpoints[-1].state == "incomplete" and "interrupted" in run.checkpoints[-1].why
     assert run.figures is not None and run.figures.step == SAVED[-1]
+
+
+def test_audits_by_outcome_are_told_as_what_was_asked_for() -> None:
+    plan = {"audit_every": 100, "max_poisoned_steps": 49, "overhead_budget": 0.02}
+    found = figures(manifest(200, schedule=plan), 0)
+    assert found is not None
+    said = claims.audited(found)
+    assert "As often as the outcome asked for (at most 49 poisoned steps, at most 2.0 % of the time)" in said
 
 
 def test_manifests_without_figures_lead_to_no_claims(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ In: `Run`, `Record`s. Out: claims, each with what it rests on and what it does n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from ..screen import duration
 from .incidents import Record
@@ -139,7 +140,7 @@ def what_follows(f: Figures, alarms: int) -> list[Claim]:
 
 def audited(f: Figures) -> str:
     """What was audited, and how."""
-    every = f.schedule.get("audit_every")
+    often = _often(f.schedule)
     how = (
         "with deterministic kernels, and compared loss, outputs and every local gradient"
         if f.deterministic
@@ -149,9 +150,20 @@ def audited(f: Figures) -> str:
     return (
         f"{count(f.gpu_steps)} GPU-steps were applied from step {count(f.since_step)} to {count(f.step)}, on "
         f"{f.world_size} GPUs, in {f.starts} start{'s' * (f.starts > 1)}. "
-        + (f"Every {every} steps, and at checkpoints, each" if every else "When asked for, each")
+        + (f"{often}, and at checkpoints, each" if often else "When asked for, each")
         + f" GPU computed the micro-batch of a peer again, {how}, bit by bit.{loss}"
     )
+
+
+def _often(schedule: Mapping[str, Any]) -> str:
+    """How often audits were due; "" when never by themselves."""
+    poisoned, budget = schedule.get("max_poisoned_steps"), schedule.get("overhead_budget")
+    wishes = [f"at most {count(poisoned)} poisoned steps"] if poisoned is not None else []
+    wishes += [f"at most {percent(budget)} of the time"] if budget is not None else []
+    if wishes:
+        return f"As often as the outcome asked for ({', '.join(wishes)})"
+    every = schedule.get("audit_every")
+    return f"Every {count(every)} steps" if every else ""
 
 
 def end(record: Record) -> str:
