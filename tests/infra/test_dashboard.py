@@ -18,6 +18,7 @@ from tests.events import builder
 from tests.infra.reading import of_type
 from tests.unit.lambdas.conftest import VALUES
 from tests.unit.lambdas.drive import CONTEXT, Driver
+from training_agent.contract import Metric
 from training_agent.report.metrics import MetricState
 from training_agent.report.types import StepChecks
 
@@ -66,7 +67,7 @@ def put(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     found: Series = set()
     state = MetricState("demo", "llama")
     for step, audited in ((1, False), (2, False), (3, True)):
-        state.progress(step, StepChecks(audited, False, None, None))
+        state.progress(step, StepChecks(audited, False, None, None, audit_every=10))
     state.alarm(builder.alarm(builder.culprit(3)))
     for datum in state.take(0):
         found.add((datum["MetricName"], frozenset(d["Name"] for d in datum["Dimensions"])))
@@ -119,7 +120,8 @@ def test_alarms_watch_nothing_that_nobody_puts(resources: Resources, put: Series
 def test_what_is_put_is_shown_or_watched(body: dict[str, Any], resources: Resources, put: Series) -> None:
     """The agent's metrics by cluster alone are for alarms; its others are shown by job."""
     agents = {(name, dimensions) for name, dimensions in put if name.startswith("sdc_")}
-    assert {name for name, _ in agents} == {n for n, d in shown(body) if d == {"Cluster", "Job"}}
+    shown_by_job = {n for n, d in shown(body) if d == {"Cluster", "Job"}}
+    assert {name for name, _ in agents} == {m.value for m in Metric} == shown_by_job
     assert put - agents <= shown(body) | watched(resources)
 
 

@@ -198,6 +198,9 @@ def test_app_writes_the_same_template_without_the_cli(assembly: Path, tmp_path: 
     """Also: no account, no credentials, no node on PATH, no banner."""
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "CDK_OUTDIR": str(tmp_path / "out")}
     environment |= {k: v for k, v in os.environ.items() if k in ("TMPDIR", "PYTHONPATH")}
+    # A new home would have jsii unpack the whole construct library once more.
+    cache = Path.home() / ".cache" / "aws" / "jsii" / "package-cache"
+    environment.setdefault("JSII_RUNTIME_PACKAGE_CACHE_ROOT", str(cache))
     done = subprocess.run(
         [sys.executable, "app.py"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280
     )
