@@ -104,7 +104,7 @@ class MatrixJob:
         ddp.module.load_state_dict(Decoder(MODEL).state_dict())
         torch.manual_seed(self.rank)
         optimizer = _optimizer(ddp, fused=self._fused)
-        loss_of = _loss(dtype)
+        loss_of = loss_function(dtype)
         guard = self._attach(ddp, optimizer, loss_of, Schedule(10, 10, None), {})
         kept = {}
         for step in range(1, max(SNAPSHOTS) + 1):
@@ -169,7 +169,7 @@ class MatrixJob:
             )
             for spec in row["faults"]
         ]
-        loss_of = _loss(case.config.dtype)
+        loss_of = loss_function(case.config.dtype)
         for injection in injections:
             loss_of = injection.loss(loss_of)
         given = row.get("compute_loss", True)
@@ -276,7 +276,9 @@ def shape_of(written: list[Any], dtype: str) -> faults.Shape:
     return shape
 
 
-def _loss(dtype: str) -> Callable[..., Tensor]:
+def loss_function(dtype: str) -> Callable[..., Tensor]:
+    """Cross entropy of the next token, under bf16 autocast where the dtype says so."""
+
     def compute_loss(model: nn.Module, tokens: Tensor, gain: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bf16"):
             logits = model(tokens[:, :-1], gain)

@@ -24,6 +24,8 @@ from training_agent.digest import digest
 from training_agent.faults import Flip, Lanes, Shape, Spot, corrupted
 
 SEEDS = 20
+COMPUTED = ("forward output", "input gradient", "weight gradient")
+Shapes = Callable[[int, int], tuple[int, Shape]]  # of a bit and a seed: the bit to count, and the shape
 CHECKS = ("deterministic audit", "forward-only audit", "loss bits alone", "non-finite", "weight check")
 
 
@@ -34,6 +36,17 @@ class Computed:
     loss: Tensor
     output: Tensor
     gradients: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the table."""
+
+    name: str
+    place: str
+    dtype: str
+    shapes: Shapes
+    bits: int
 
 
 @dataclass(slots=True)
@@ -79,17 +92,22 @@ class Bench:
             out.data.copy_(bits)
             return out
 
-        if place == "forward output":
-            return [self.layer.register_forward_hook(lambda _m, _a, out: wrong(out))]
-        if place == "weight gradient":
-            return [self.layer.weight.register_hook(wrong)]
+        return strike(self.layer, place, wrong)
 
-        def on_input(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            alias = args[0].view_as(args[0])
-            alias.register_hook(wrong)
-            return (alias,)
 
-        return [self.layer.register_forward_pre_hook(on_input)]
+def strike(layer: nn.Linear, place: str, wrong: Callable[[Tensor], Tensor]) -> list[Any]:
+    """Hooks through which a place of the computation goes wrong."""
+    if place == "forward output":
+        return [layer.register_forward_hook(lambda _m, _a, out: wrong(out))]
+    if place == "weight gradient":
+        return [layer.weight.register_hook(wrong)]
+
+    def on_input(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        alias = args[0].view_as(args[0])
+        alias.register_hook(wrong)
+        return (alias,)
+
+    return [layer.register_forward_pre_hook(on_input)]
 
 
 def same(a: list[Tensor], b: list[Tensor]) -> bool:
@@ -121,9 +139,7 @@ def judge_computed(count: Count, bit: int, healthy: Computed, hit: Computed) -> 
         count.seen["non-finite"] += 1
 
 
-def computed_place(
-    place: str, dtype: str, shapes: Callable[[int, int], tuple[int, Shape]], bits: int, seeds: int
-) -> Count:
+def computed_place(place: str, dtype: str, shapes: Shapes, bits: int, seeds: int) -> Count:
     """All bits and seeds at one place of the computation."""
     bench, count = Bench(dtype), Count()
     healthy = bench.compute(place, None, Spot())
@@ -174,7 +190,7 @@ class Store:
             stored.copy_(bits)
 
 
-def stored_place(place: str, shapes: Callable[[int, int], tuple[int, Shape]], seeds: int) -> Count:
+def stored_place(place: str, shapes: Shapes, seeds: int) -> Count:
     """Weights, a moment of one replica, or the reduced gradient of all, followed by one more update."""
     store, count = Store(place), Count()
     healthy, _ = store.updated(None, Spot())
@@ -200,7 +216,7 @@ def single(bit: int, _seed: int) -> tuple[int, Shape]:
     return bit, Flip((bit,))
 
 
-def several(width: int) -> Callable[[int, int], tuple[int, Shape]]:
+def several(width: int) -> Shapes:
     """That bit and one or two others of the same element."""
 
     def shape(bit: int, seed: int) -> tuple[int, Shape]:
@@ -215,21 +231,30 @@ def lanes(bit: int, seed: int) -> tuple[int, Shape]:
     return bit, Lanes((4, 8, 16, 32)[seed % 4], bit)
 
 
-def rows(seeds: int) -> Iterator[tuple[str, Count]]:
+def table_rows() -> Iterator[Row]:
     """Every row of the table."""
     for name, kind in (
         ("one bit", None),
         ("two or three bits", several),
         ("one bit in 4 to 32 lanes", lanes),
     ):
-        for place in ("forward output", "input gradient", "weight gradient"):
+        for place in COMPUTED:
             for dtype in ("fp32", "bf16"):
                 bits = 16 if dtype == "bf16" and place != "weight gradient" else 32
                 shapes = single if kind is None else several(bits) if kind is several else lanes
-                yield f"{name}, {place}, {dtype}", computed_place(place, dtype, shapes, bits, seeds)
+                yield Row(f"{name}, {place}, {dtype}", place, dtype, shapes, bits)
         for place in ("weights", "optimizer state", "reduced gradient"):
             shapes = single if kind is None else several(32) if kind is several else lanes
-            yield f"{name}, {place}, fp32", stored_place(place, shapes, seeds)
+            yield Row(f"{name}, {place}, fp32", place, "fp32", shapes, 32)
+
+
+def rows(seeds: int) -> Iterator[tuple[str, Count]]:
+    """Every row with what was counted."""
+    for row in table_rows():
+        if row.place in COMPUTED:
+            yield row.name, computed_place(row.place, row.dtype, row.shapes, row.bits, seeds)
+        else:
+            yield row.name, stored_place(row.place, row.shapes, seeds)
 
 
 def table(seeds: int) -> str:
@@ -261,8 +286,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--write", action="store_true", help="into docs/detection.md")
+    parser.add_argument("--sample", type=int, metavar="FLIPS", help="through real guards instead")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.sample:
+        from tests.matrix import sensitivity_job
+
+        differing = sensitivity_job.differing(given.sample, given.seeds, timeout=3600)
+        sys.stdout.write("\n".join([*differing, f"{given.sample} flips, {len(differing)} other verdicts\n"]))
+        return int(bool(differing))
     text = table(given.seeds)
     if given.write:
         replace_section("sensitivity", text)

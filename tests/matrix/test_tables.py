@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.matrix import false_alarms, quiet_job, reduction, reduction_job, sensitivity
+from tests.matrix import false_alarms, quiet_job, reduction, reduction_job, sensitivity, sensitivity_job
 from tests.matrix.markdown import section
 from training_agent.faults import Flip
 
@@ -34,6 +34,18 @@ def test_tables_in_the_docs_have_the_shape_of_their_commands() -> None:
     assert section("false alarms").splitlines()[-1].startswith("| all | ")
     kinds = [line.split(" | ")[0].removeprefix("| ") for line in section("reduction").splitlines()[2:]]
     assert kinds == [*reduction_job.KINDS, "all"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_sample_of_the_flips_has_the_same_verdict_under_real_guards() -> None:
+    assert sensitivity_job.differing(160, sensitivity.SEEDS, timeout=3000) == []
+
+
+def test_the_sample_holds_each_row_of_the_table() -> None:
+    flips = sensitivity_job.picked(160, sensitivity.SEEDS)
+    assert flips == sensitivity_job.picked(160, sensitivity.SEEDS)
+    assert {flip.row.name for flip in flips} == {row.name for row in sensitivity.table_rows()}
 
 
 @pytest.mark.soak
