@@ -85,14 +85,16 @@ class Bench:
         return Computed(loss.detach(), output.detach(), gradients)
 
     def _strike(self, place: str, shape: Shape, spot: Spot) -> list[Any]:
-        def wrong(tensor: Tensor) -> Tensor:
-            bits = corrupted(tensor, shape, spot)
-            assert bits is not None
-            out = tensor.clone()
-            out.data.copy_(bits)
-            return out
+        return strike(self.layer, place, lambda tensor: spoiled(tensor, shape, spot))
 
-        return strike(self.layer, place, wrong)
+
+def spoiled(tensor: Tensor, shape: Shape, spot: Spot) -> Tensor:
+    """The tensor with wrong bits; the gradient path stays."""
+    bits = corrupted(tensor, shape, spot)
+    assert bits is not None
+    out = tensor.clone()
+    out.data.copy_(bits)
+    return out
 
 
 def strike(layer: nn.Linear, place: str, wrong: Callable[[Tensor], Tensor]) -> list[Any]:

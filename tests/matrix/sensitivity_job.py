@@ -25,10 +25,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.matrix.job import MODEL, Decoder, loss_function
 from tests.matrix.launch import launch
-from tests.matrix.sensitivity import Bench, Count, Row, Store, judge_computed, strike, table_rows
+from tests.matrix.sensitivity import Bench, Count, Row, Store, judge_computed, spoiled, strike, table_rows
 from training_agent import AgentSettings, Guard, Schedule, SdcAlarm, attach
 from training_agent.contract import Job
-from training_agent.faults import FaultSpec, Injection, Persistence, Phase, Spot, Where, corrupted
+from training_agent.faults import FaultSpec, Injection, Persistence, Phase, Spot, Where
 
 RANKS, STRUCK = 4, 1  # four: the mean of equal gradients is exact, as that of three is not
 Verdict = tuple[str, tuple[int, ...]] | None  # check and named ranks; None: no alarm
@@ -135,8 +135,8 @@ class Struck:
         if stored is None:
 
             def wrong(tensor: Tensor) -> Tensor:
-                bits = corrupted(tensor, shape, Spot(flip.seed)) if self._phase() is Phase.TRAINING else None
-                return tensor if bits is None else tensor.clone().copy_(bits)
+                training = self._phase() is Phase.TRAINING
+                return spoiled(tensor, shape, Spot(flip.seed)) if training else tensor
 
             hooks = strike(layer, flip.row.place, wrong) if self.rank == STRUCK else []
             return [hook.remove for hook in hooks]
