@@ -215,7 +215,7 @@ class Comm:
         """
         try:
             yield
-        except (torch.OutOfMemoryError, torch.AcceleratorError):
+        except _own_errors():
             raise
         except (RuntimeError, ValueError) as e:  # gloo's and NCCL's own errors; the group was destroyed
             log_line("peer_lost", rank=self.rank, doing=doing, error=str(e)[:200])
@@ -223,6 +223,12 @@ class Comm:
                 f"Rank {self.rank}: a peer vanished while {doing} ({e}). Nobody is suspected for that; look "
                 "at the first rank that exited."
             ) from e
+
+
+def _own_errors() -> tuple[type[BaseException], ...]:
+    """What this rank's own accelerator raises; torch 2.4 has neither name of it under `torch`."""
+    found = [getattr(torch, name, None) for name in ("OutOfMemoryError", "AcceleratorError")]
+    return tuple(e for e in (*found, torch.cuda.OutOfMemoryError) if e is not None)
 
 
 def _awaited(store: Any, key: str, deadline: float) -> bytes | None:

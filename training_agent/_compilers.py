@@ -40,6 +40,11 @@ def eagerly() -> AbstractContextManager[Any]:
     """Compiled code runs as it was written inside the block."""
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
+    if not hasattr(torch.compiler, "set_stance"):  # before torch 2.6
+        from torch._dynamo import config
+
+        old: AbstractContextManager[Any] = config.patch(disable=True)  # type: ignore[attr-defined, unused-ignore]
+        return old
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
     return stance
 
