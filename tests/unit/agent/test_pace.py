@@ -85,12 +85,15 @@ def test_every_start_is_watchful_and_says_why() -> None:
 def test_suspicion_audits_the_next_step_and_is_watchful_again_but_never_audits_every_step() -> None:
     pace = Pace(schedule(max_poisoned_steps=499), 0)
     audits(pace, 1, 300)
+    made = []
     for step in range(301, 331):
         if pace.due(step):
+            made.append(step)
             pace.audited(step)
         pace.suspect(step, "a spike of the gradient norm")
         if step == 301:
             assert pace.due(302)
+    assert made == [302, 312, 322]
     made = audits(pace, 331, 430)
     assert len(made) == 100 // WATCHFUL_EVERY
     assert "a spike of the gradient norm" in pace.rate(330).reason
