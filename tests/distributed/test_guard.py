@@ -19,6 +19,8 @@ def test_a_healthy_run_is_quiet_and_bit_identical_to_one_without_the_guard(scena
     assert [r["manifest"]["weight_checks_passed"] for r in clean] == [
         4
     ] * 6  # before the first step, and three
+    figures = [r["manifest"]["assurance"] for r in clean]
+    assert [(f["gpu_steps_audited"], f["weight_checks"], f["starts"]) for f in figures] == [(18, 4, 1)] * 6
 
 
 def test_an_audit_compares_every_gradient_the_output_and_the_loss(scenario: Scenario) -> None:

@@ -58,6 +58,17 @@ def fake_torch(folder: Path, version: str) -> Path:
     return path
 
 
+def test_the_wheel_holds_every_file_of_the_package_that_is_no_code(wheel: Path) -> None:
+    package = ROOT / "training_agent"
+    other = {
+        p.relative_to(ROOT).as_posix()
+        for p in package.rglob("*")
+        if p.is_file() and "__pycache__" not in p.parts
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        assert sorted(other - set(archive.namelist())) == []
+
+
 def test_the_wheel_leaves_another_torch_alone(wheel: Path, tmp_path: Path) -> None:
     version = "2.11.0+cu130"
     venv.create(tmp_path / "image", with_pip=False)
