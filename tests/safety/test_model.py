@@ -19,7 +19,6 @@ from .wires import Site
 SHARDS = 10
 PHASES = [Phase.generate] if UNSHRUNK in os.environ else [Phase.generate, Phase.shrink]
 ANY = settings(
-    deadline=None,
     derandomize=True,
     database=None,
     print_blob=False,

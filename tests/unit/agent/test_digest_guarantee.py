@@ -43,7 +43,7 @@ def rows(backend: Backend, *tensors: Tensor) -> Rows:
 
 
 def test_any_change_of_one_or_two_words_is_seen_by_the_two_sums_alone(backend: Backend, trials: int) -> None:
-    @settings(max_examples=trials, deadline=None, database=None)
+    @settings(max_examples=trials, database=None)
     @given(st.integers(0, 2**32), INDEX, BITS, INDEX, st.integers(0, 2**32 - 1))
     def holds(seed: int, first: int, bits: int, second: int, more: int) -> None:
         x = words(seed)
@@ -58,7 +58,7 @@ def test_any_change_of_one_or_two_words_is_seen_by_the_two_sums_alone(backend: B
 
 
 def test_swap_is_seen(backend: Backend, trials: int) -> None:
-    @settings(max_examples=trials, deadline=None, database=None)
+    @settings(max_examples=trials, database=None)
     @given(st.integers(0, 2**32), INDEX, INDEX)
     def holds(seed: int, first: int, second: int) -> None:
         x = words(seed)

@@ -33,7 +33,7 @@ def audits(pace: Pace, first: int, last: int, cost: int | None = None) -> list[i
     return made
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 500), st.integers(0, 10_000))
 def test_no_persistent_fault_lives_longer_than_was_asked_for(most: int, start: int) -> None:
     made = audits(Pace(schedule(max_poisoned_steps=most), start), start + 1, start + 1500)
@@ -43,7 +43,7 @@ def test_no_persistent_fault_lives_longer_than_was_asked_for(most: int, start: i
     assert all(b - a == most + 1 for a, b in pairwise(quiet)), "and no audit is wasted"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.floats(0.001, 0.5), st.integers(100, 5000))
 def test_audits_stay_within_the_budget_once_their_cost_is_known(budget: float, cost: int) -> None:
     pace = Pace(schedule(overhead_budget=budget), 0)
