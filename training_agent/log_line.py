@@ -29,13 +29,14 @@ class _Writer:
         if self._over:
             return
         with self._lock:
-            sys.stdout.write(line)
-            sys.stdout.flush()
+            if not self._over:  # it may have ended while this thread waited
+                sys.stdout.write(line)
+                sys.stdout.flush()
 
     def end(self) -> None:
         """Let the line in progress be finished, then keep every thread out for good."""
-        self._lock.acquire(timeout=1.0)
-        self._over = True
+        self._over = True  # first: threads that wait for the lock must not write one after the other
+        self._lock.acquire(timeout=5.0)
 
 
 _writer = _Writer()

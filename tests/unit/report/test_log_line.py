@@ -9,35 +9,48 @@ import threading
 
 import pytest
 
-from training_agent.log_line import log_line
+from training_agent.log_line import _Writer, log_line
 
 from .builders import ROOT
 
-ENDING = """
-import threading, time
-from training_agent.log_line import log_line
 
-def talk():
-    while True:
-        log_line("warning", message="x" * 200_000)
+class Slow:
+    """A standard output whose reader takes its time."""
 
-for _ in range(3):
-    threading.Thread(target=talk, daemon=True).start()
-time.sleep(0.05)
-"""
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.writing, self.go_on = threading.Event(), threading.Event()
+
+    def write(self, line: str) -> None:
+        self.writing.set()
+        self.go_on.wait(10)
+        self.lines.append(line)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
 
 
-def test_a_thread_that_logs_at_the_end_does_not_abort_the_process() -> None:
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", ENDING], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        for _ in range(6)
-    ]
-    for child in children:
-        out, err = child.communicate(timeout=60)
-        assert child.returncode == 0, err[-2000:].decode()
-        assert all(json.loads(line)["sdc"] == "warning" for line in out.splitlines())
+def test_the_end_waits_for_the_line_in_progress_and_lets_no_other_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python aborts where a thread that it has ended still holds the stream's lock."""
+    out, writer = Slow(), _Writer()
+    monkeypatch.setattr(sys, "stdout", out)
+    threads = [threading.Thread(target=writer.write, args=(name,)) for name in ("first", "second")]
+    threads[0].start()
+    assert out.writing.wait(10)
+    threads[1].start()  # waits for the first one
+    end = threading.Thread(target=writer.end)
+    end.start()
+    end.join(0.2)
+    assert end.is_alive() and out.lines == []
+    out.go_on.set()
+    end.join(10)
+    writer.write("third")
+    assert out.lines == ["first"] and not end.is_alive()
+    writer._lock.release()
+    threads[1].join(10)
+    assert out.lines == ["first"]
 
 
 def test_lines_of_several_threads_are_whole(capfd: pytest.CaptureFixture[str]) -> None:

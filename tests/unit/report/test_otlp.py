@@ -78,6 +78,7 @@ def test_an_alarm_reaches_the_collector_before_the_process_goes_on(
     reporter = job_reporter(settings_of(tmp_path, event_bus=None, otlp_endpoint=collector.url), 0)
     reporter.alarm(an_alarm())
     assert collector.values("sdc_replay_mismatch")[-1] == 1
+    reporter.close()
 
 
 @pytest.mark.parametrize("trouble", ["hole", "refused", "500", "rejected", "no JSON"])
