@@ -78,7 +78,7 @@ def _bad(plant: Plant, rng: random.Random, n: int) -> Event:
     now = plant.world.clock.at
     rejected = [
         lambda: _event(replace(alarm, time=stamp(now - timedelta(hours=25))), "stale"),
-        lambda: _event(replace(alarm, time=stamp(now + timedelta(hours=5))), "stale"),
+        lambda: _event(replace(alarm, time=stamp(now + timedelta(days=2))), "stale"),
         lambda: _event(replace(alarm, cluster="another"), "stale"),
         lambda: _event(alarm, "stale", **{"replay-name": "again"}),
     ]
