@@ -47,6 +47,10 @@ class Incidents(Protocol):
         """Delivery key and attempt of all that was appended as evidence, oldest first."""
         ...
 
+    def kept_at(self, incident_id: str, key: str, attempt: int) -> str | None:
+        """When that was appended as evidence for the first time; None when it never was."""
+        ...
+
     def open_incidents(self) -> tuple[str, ...]:
         """Ids of all that have not ended, and of some that just did."""
         ...

@@ -106,6 +106,10 @@ class IncidentTable:
         )
         return tuple((i["delivery_key"], i["attempt"]) for i in sorted(items, key=lambda i: str(i["at"])))
 
+    def kept_at(self, incident_id: str, key: str, attempt: int) -> str | None:
+        item = self._table.get(_key(incident_id, f"occurrence#{key}#{attempt:06d}"))
+        return str(item["at"]) if item else None
+
     def open_incidents(self) -> tuple[str, ...]:
         return tuple(str(i["sk"]) for i in self._table.query("pk = :pk", {":pk": OPEN}))
 

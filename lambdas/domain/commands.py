@@ -43,9 +43,7 @@ def answers(approval: Approval, url: str) -> tuple[str, ...]:
 
 def release(incident: Incident, closing: State, url: str) -> tuple[str, ...]:
     """The command that puts back to work what stays cordoned or held, none where nothing does."""
-    row = ROWS.get(incident.decision_row or "")
-    blameless = row is not None and row.contain is Contain.NOTHING
-    if incident.synthetic or not incident.touched or blameless or closing in LEAVES_NOTHING:
+    if incident.synthetic or not incident.touched or holds_nothing(incident) or closing in LEAVES_NOTHING:
         return ()
     where = (f"  --api {shlex.quote(url)} \\",) if url else ()
     return (
@@ -54,6 +52,13 @@ def release(incident: Incident, closing: State, url: str) -> tuple[str, ...]:
         *where,
         '  --reason "why"',
     )
+
+
+def holds_nothing(incident: Incident) -> bool:
+    """Does its row contain nothing, and did none before it? A later row takes no cordon back."""
+    row = ROWS.get(incident.decision_row or "")
+    blameless = row is not None and row.contain is Contain.NOTHING
+    return blameless and not any(t.cordoned_by_us for t in incident.targets)
 
 
 def check_of(incident: Incident) -> str:

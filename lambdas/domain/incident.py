@@ -196,6 +196,7 @@ class Incident:
     resumed_from_step: int | None = None
     job_back: bool | None = None
     closed_at: str | None = None
+    let_go_at: str | None = None  # when it began to close, or joined: an alarm after it is news
 
     def to(self, state: State) -> Incident:
         """Move on; the same state again is a retry and changes nothing.
@@ -234,6 +235,7 @@ class Incident:
             tries=tries,
             job_back=None,
             resumed_from_step=None,
+            let_go_at=None,
         )
 
     @property

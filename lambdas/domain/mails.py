@@ -93,6 +93,15 @@ NO_NODE_BLAMED = Notice(
 )
 
 
+NO_NODE_BLAMED_NOW = Notice(
+    "no node is blamed any more, one stays cordoned",
+    "What came in since points at no GPU. The node was cordoned before, on what was known then, and "
+    "stays so: that is yours to decide.",
+    "Look for the cause in software, configuration or data; the facts say where it was seen. Then put the "
+    f"node back to work ({BY_HAND}).",
+)
+
+
 def approval_mail(
     incident: Incident, approval: Approval, way: tuple[str, ...], url: str, *, reminder: bool = False
 ) -> Mail:
@@ -174,7 +183,7 @@ def notice_mail(
     blameless = row is not None and row.contain is Contain.NOTHING
     notice = NOTICES[closing]
     if blameless and closing is State.HANDED_TO_HUMAN:
-        notice = NO_NODE_BLAMED
+        notice = NO_NODE_BLAMED if commands.holds_nothing(incident) else NO_NODE_BLAMED_NOW
     body = Letter(
         opening=(*_drill(incident), notice.happened, f"Because: {reason}.", _left(incident, closing, issued)),
         meaning=(SURE[row.id],) if row is not None and not incident.synthetic else (),
@@ -230,8 +239,7 @@ def _left(incident: Incident, closing: State, issued: bool) -> str:
         return "Nothing was touched."
     if closing in commands.LEAVES_NOTHING:
         return "The pipeline has replaced nothing and will not."
-    row = ROWS.get(incident.decision_row or "")
-    if row is not None and row.contain is Contain.NOTHING:
+    if commands.holds_nothing(incident):
         return "No node was cordoned, and the job need not wait."
     return "What is cordoned or on hold stays so until a person releases it. Nothing was or will be replaced."
 

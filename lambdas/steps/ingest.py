@@ -28,6 +28,7 @@ from .envelope import detail_type_of, open_envelope
 MAX_CLOCK_AHEAD = timedelta(minutes=15)  # nodes' clocks may be ten minutes off
 MAX_NAME = 256
 ALARMS_PER_HOUR = 20  # different ones, of one job
+IN_FLIGHT = timedelta(minutes=3)  # `ingest` and `locate` together run for less
 UNREGISTERED = " of jobs that nobody verified"  # no job's uid
 QUOTA_WINDOW = timedelta(hours=1)
 
@@ -188,6 +189,8 @@ def _take(needs: Needs, alarm: Alarm, group: findings.Group, named: int, now: da
         current = needs.incidents.get(earlier.incident_id)
         if alarm.job.attempt <= earlier.attempt or not _let_go(current):
             return _append(needs, current, alarm, now), False
+        if _ended_with(needs, current, key, alarm.job.attempt):
+            return current.id, False
     text = encode(alarm)
     incident = _new(alarm, key, group, earlier, named, evidence_hash(text), now)
     if group.node is not None:  # first: a retry finds the incident and writes no more
@@ -208,6 +211,18 @@ def _let_go(current: Incident) -> bool:
     hands it to the closing incident, which is decided again, or it takes the gate after the close.
     """
     return current.state.terminal or current.state is State.CLOSING
+
+
+def _ended_with(needs: Needs, current: Incident, key: str, attempt: int) -> bool:
+    """Was this restart's alarm kept with the incident while it was open? Delivered once more it is no news:
+    what has been decided about it, a release by a person included, stands.
+
+    One that was kept in the last moments may be what the end has not seen: that is delivered again as news.
+    """
+    kept = needs.incidents.kept_at(current.id, key, attempt)
+    if kept is None or current.let_go_at is None:
+        return False
+    return moment(kept) + IN_FLIGHT < moment(current.let_go_at)
 
 
 def _append(needs: Needs, current: Incident, alarm: Alarm, now: datetime) -> str:

@@ -19,7 +19,7 @@ from ..domain.drill import DRILL_INSTANCE, DRILL_NODE
 from ..domain.errors import ConflictError, NeedsHumanError, UnavailableError, WorldChangedError
 from ..domain.incident import Incident, State, Target
 from ..domain.policy import Control
-from ..domain.times import moment
+from ..domain.times import moment, stamp
 from ..domain.world import ClusterNode, Registered
 from ..ports import Bus, Clock, Cluster, Incidents, Registrations
 from ..settings import LocateSettings
@@ -74,7 +74,7 @@ def run(needs: Needs, incident_id: str) -> StepResult:
             record(needs, located, located.tried("gate"), story)
             return StepResult("waiting", story, GATE_WAIT_SECONDS)
         story = _join(needs, holder, located, alarm)
-        record(needs, located, located.to(State.JOINED), story)
+        record(needs, located, replace(located, let_go_at=stamp(needs.clock.now())).to(State.JOINED), story)
         return StepResult("joined", story)
     where = ", ".join(f"{t.node} (GPU {', '.join(t.gpu_uuids) or 'unknown'})" for t in targets) or "the job"
     story = f"ranks {', '.join(map(str, incident.ranks)) or 'none'} are on {where}"

@@ -161,6 +161,8 @@ def _drilled(needs: Needs, incident: Incident) -> StepResult:
 
 
 def _reopened(needs: Needs, incident: Incident, story: str) -> StepResult:
+    """A try before this one may have the lock: nobody else is to wait for it while a human is asked."""
+    needs.controls.unlock(REPLACE_LOCK, incident.id)
     record(needs, incident, incident.again(), story)
     return StepResult("reopened", story)
 

@@ -61,9 +61,9 @@ def run(needs: Needs, incident_id: str) -> StepResult:
         story = "evidence has come in that the decision to release had not seen: contained and decided again"
         record(needs, before, before.again(), story)
         return StepResult("reopened", story)
-    incident = record(
-        needs, before, replace(before, closing=closing).to(State.CLOSING), f"towards {closing.value}"
-    )
+    let_go_at = before.let_go_at or stamp(needs.clock.now())
+    towards = replace(before, closing=closing, let_go_at=let_go_at).to(State.CLOSING)
+    incident = record(needs, before, towards, f"towards {closing.value}")
     story = ""
     if incident.synthetic:
         return _close(needs, incident, closing, "fire drill: nothing was touched")

@@ -36,6 +36,7 @@ class FakeIncidents:
         self.alarms: dict[str, str] = {}
         self.deliveries: dict[tuple[str, str | None], Delivery] = {}
         self.evidence: dict[tuple[str, str, int], str] = {}
+        self.kept: dict[tuple[str, str, int], str] = {}
         self.restarts: defaultdict[str, int] = defaultdict(int)
         self.trail: list[tuple[str, str, str]] = []
         self.rejected: list[str] = []
@@ -74,10 +75,14 @@ class FakeIncidents:
         row = self.rows[incident_id]
         if (incident_id, key, attempt) not in self.evidence:
             self.evidence[incident_id, key, attempt] = text
+            self.kept[incident_id, key, attempt] = stamp(at)
             self.restarts[incident_id] += row.delivery_key == key and row.job.attempt < attempt
 
     def occurrences(self, incident_id: str) -> tuple[tuple[str, int], ...]:
         return tuple((key, attempt) for owner, key, attempt in self.evidence if owner == incident_id)
+
+    def kept_at(self, incident_id: str, key: str, attempt: int) -> str | None:
+        return self.kept.get((incident_id, key, attempt))
 
     def open_incidents(self) -> tuple[str, ...]:
         return tuple(i for i in self.rows if i not in self.forgotten)

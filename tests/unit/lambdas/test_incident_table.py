@@ -90,6 +90,16 @@ def test_evidence_is_kept_once_and_later_attempts_are_counted(tables: None) -> N
     assert (store._table.get({"pk": f"incident#{incident.id}", "sk": "state"}) or {})["restart_count"] == 2
 
 
+def test_when_evidence_was_kept_is_its_first_time(store: Incidents) -> None:
+    """By it a restart's alarm that is delivered once more is told from one that is news."""
+    incident = an_incident()
+    store.open(incident, "alarm", None)
+    for minutes in (0, 5):
+        store.append_evidence(incident.id, "key", 2, "text", NOW + timedelta(minutes=minutes))
+    assert store.kept_at(incident.id, "key", 2) == stamp(NOW)
+    assert store.kept_at(incident.id, "key", 3) is None
+
+
 def test_a_gate_has_one_holder_until_it_frees_it(store: Incidents) -> None:
     assert store.take_gate("instance#i", "a") == "a"
     assert store.take_gate("instance#i", "b") == "a"

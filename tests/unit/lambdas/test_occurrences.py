@@ -143,3 +143,37 @@ def test_a_start_that_alarmed_again_is_not_the_jobs_return(driver: Driver, asked
     assert driver.step("resume", asked)["outcome"] == "closed"
     assert driver.world.incidents.get(asked.id).resumed_from_step == 20
     assert "from step 20, as chosen" in driver.stories[-1]
+
+
+def sent_again_late(driver: Driver, alarm: Alarm) -> list[Incident]:
+    """As the spool does: with the time at which it was raised."""
+    driver.world.clock.at += timedelta(minutes=30)
+    return driver.alarm(alarm)
+
+
+def test_a_restarts_alarm_that_is_delivered_once_more_does_not_undo_a_release(
+    driver: Driver, asked: Incident
+) -> None:
+    """The spool sends again what it does not know to be sent, at the start that follows the release."""
+    assert driver.alarm(again(FIRST, 2)) == []
+    driver.world.clock.at += timedelta(minutes=10)
+    driver.answer(driver.links()[-1], "release")
+    assert driver.play(asked, "approval_answered", stop="resume") == "resume"
+    driver.step("resume", asked)
+    assert sent_again_late(driver, again(FIRST, 2)) == [], "while it waits for the job"
+    driver.job_returns(attempt=3)
+    driver.step("resume", asked)
+    assert driver.world.incidents.get(asked.id).state is State.REJECTED_RELEASED
+    assert driver.alarm(again(FIRST, 2)) == [], "after its end"
+    (news,) = driver.alarm(again(FIRST, 3))
+    assert news.sequence == 2
+
+
+def test_nor_one_whose_incident_had_joined_another(driver: Driver, asked: Incident) -> None:
+    other = builder.alarm(builder.culprit(2), step=40)
+    (second,) = driver.alarm(other)
+    assert driver.alarm(again(other, 2)) == []
+    driver.world.clock.at += timedelta(minutes=10)
+    assert driver.play(second, "locate") == "joined"
+    replaced(driver, asked)
+    assert sent_again_late(driver, again(other, 2)) == []

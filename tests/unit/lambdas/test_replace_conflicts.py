@@ -75,6 +75,7 @@ def test_second_evidence_in_the_same_moment_is_decided_upon_first(driver: Driver
     at_its_first_write(driver, joins)
     assert driver.step("replace", approved)["outcome"] == "reopened"
     assert driver.world.cluster.calls == []
+    assert driver.world.controls.locks == {}, "others wait for a lock while a human is asked"
 
 
 def test_conflicts_without_end_are_left_to_a_human_and_call_nothing(

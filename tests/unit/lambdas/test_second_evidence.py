@@ -163,3 +163,19 @@ def test_evidence_without_end_is_bounded(driver: Driver, first: Incident) -> Non
         (incident,) = driver.alarm(late)
         assert driver.play(incident, "locate") == "joined"
     assert len(driver.world.incidents.get(first.id).joined) == MAX_JOINED
+
+
+def test_a_cordon_that_a_later_row_would_not_have_set_is_told_of_and_can_be_let_go(
+    driver: Driver, first: Incident
+) -> None:
+    """S1 contains nothing, and takes nothing back: a mail that says "no node was cordoned" would hide it."""
+    driver.play(another(driver, builder.culprit(3)), "locate")
+    rows = driver.world.incidents.rows
+    rows[first.id] = replace(rows[first.id], nodes_named=99)
+    driver.play(first, "confirm")
+    ended = driver.world.incidents.get(first.id)
+    assert (ended.state, ended.decision_row) == (State.HANDED_TO_HUMAN, "S1")
+    assert driver.world.kubernetes.nodes[NODE].unschedulable
+    _, subject, body = driver.world.mail.sent[-1]
+    assert "stays cordoned" in subject and f"sdc release {first.id}" in body
+    assert "no node was" not in body.lower()
