@@ -8,6 +8,7 @@ Next: `mails` and the page.
 from __future__ import annotations
 
 import json
+import shlex
 
 from training_agent.contract import Alarm, Finding
 
@@ -18,6 +19,7 @@ from .policy import is_floor
 from .times import moment
 
 COMMAND = "aws sagemaker start-cluster-health-check"
+MAX_EVIDENCE = 40  # findings that are listed: SNS takes 256 KB, the approval's row 400 KB
 MAX_SUBJECT = 99  # SNS: under 100 characters, one line
 
 
@@ -60,7 +62,10 @@ def facts(
         ("Deep health check", _check(incident)),
         ("The job resumes from", resume),
     ]
-    lines += [("Evidence", f.evidence) for f in findings if f.evidence]
+    said = [f.evidence for f in findings if f.evidence]
+    lines += [("Evidence", text) for text in said[:MAX_EVIDENCE]]
+    if len(said) > MAX_EVIDENCE:
+        lines.append(("Evidence", f"{len(said) - MAX_EVIDENCE} more findings are kept with the incident"))
     lines += [("Telemetry", line) for line in incident.telemetry or ()]
     lines += [
         (
@@ -119,6 +124,6 @@ def check_command(incident: Incident, checks: tuple[str, ...]) -> str:
         {"InstanceGroupName": g, "InstanceIds": of_group[g], "DeepHealthChecks": list(checks)} for g in groups
     ]
     return (
-        f"{COMMAND} --cluster-name {incident.cluster} "
-        f"--deep-health-check-configurations '{json.dumps(configurations)}'"
+        f"{COMMAND} --cluster-name {shlex.quote(incident.cluster)} "
+        f"--deep-health-check-configurations {shlex.quote(json.dumps(configurations))}"
     )

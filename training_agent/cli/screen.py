@@ -49,14 +49,14 @@ class Screen:
     def verbatim(self, text: str) -> None:
         """One line of a command, cut and not wrapped where it is too long; nothing with `--json`."""
         if not self.as_json:
-            self._out.print(Text(text), no_wrap=True, overflow="ellipsis", crop=True)
+            self._out.print(Text(printable(text)), no_wrap=True, overflow="ellipsis", crop=True)
 
     def table(self, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Columns; the last one gives way when the terminal is narrow. Nothing with `--json`."""
         if self.as_json:
             return
         table = Table(box=None, pad_edge=False, header_style="bold")
-        cells = [list(row) for row in rows]
+        cells = [[printable(cell) for cell in row] for row in rows]
         for n, heading in enumerate(headings):
             last = n == len(headings) - 1
             widest = max(len(row[n]) for row in [list(headings), *cells])
@@ -87,12 +87,12 @@ class Screen:
         def say(text: str) -> None:
             if text not in said and not self.as_json and not live_only:
                 said.append(text)
-                self._err.print(Text(text), no_wrap=True, overflow="ellipsis", crop=True)
+                self._err.print(Text(printable(text)), no_wrap=True, overflow="ellipsis", crop=True)
 
         yield Progress(say)
 
     def _short(self, text: str) -> Text:
-        short = Text(text)
+        short = Text(printable(text))
         short.truncate(max(20, self._err.width - 2), overflow="ellipsis")  # beside the spinner
         return short
 
@@ -107,8 +107,14 @@ class Progress:
 def wrapped(text: str, width: int, indent: int, hanging: int) -> list[str]:
     """Lines of at most `width` columns; a word that is longer is cut, since the JSON has it whole."""
     return textwrap.wrap(
-        text, width, initial_indent=" " * indent, subsequent_indent=" " * hanging, break_on_hyphens=False
+        printable(text), width, initial_indent=" " * indent, subsequent_indent=" " * hanging, break_on_hyphens=False
     ) or [""]
+
+
+def printable(text: str) -> str:
+    """Without what moves a cursor, fills a clipboard or hides what stands beside it: names of jobs, pods and
+    nodes are whatever an alarm said."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def duration(seconds: float) -> str:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from training_agent.cli.failures import CliError
 from training_agent.cli.screen import Screen
 
 URL = "https://us-east-1.console.aws.amazon.com/states/home?region=us-east-1#/v2/executions/details/arn:aws:x"
@@ -60,3 +61,20 @@ def test_a_pipe_gets_plain_lines_of_80_columns_and_each_change_once(monkeypatch:
     assert "\x1b" not in out + err and URL not in out
     assert max(map(len, (out + err).splitlines())) <= 80
     assert err.count("AWAITING_APPROVAL") == 1
+
+
+def test_what_an_alarm_named_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job's name is up to 256 characters of whatever a pod sent: here to fill the clipboard, and to hide."""
+    hostile = "llama\x1b]52;c;cm0gLXJm\x07\x1b[8m\u202e\x9b2J\r\nfine"
+    out, err = Stream(terminal=False), Stream(terminal=False)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    screen = Screen(as_json=False)
+    screen.line(f"Job      {hostile}")
+    screen.verbatim(hostile)
+    screen.table(("JOB",), [(hostile,)])
+    screen.error(CliError(hostile, hostile))
+    with screen.progress("following") as progress:
+        progress.say(hostile)
+    for text in (out.getvalue(), err.getvalue()):
+        assert "llama" in text and text.replace("\n", "").isprintable()

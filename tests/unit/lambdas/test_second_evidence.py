@@ -7,6 +7,8 @@ from datetime import timedelta
 
 import pytest
 
+from lambdas.domain import messages
+from lambdas.domain.decision_table import ROWS
 from lambdas.domain.errors import ConflictError
 from lambdas.domain.findings import most_named
 from lambdas.domain.incident import Incident, State
@@ -163,6 +165,18 @@ def test_evidence_without_end_is_bounded(driver: Driver, first: Incident) -> Non
         (incident,) = driver.alarm(late)
         assert driver.play(incident, "locate") == "joined"
     assert len(driver.world.incidents.get(first.id).joined) == MAX_JOINED
+
+
+def test_a_mail_stays_below_what_sns_takes_however_many_findings_there_are(
+    driver: Driver, first: Incident
+) -> None:
+    """21 alarms of 64 KB can stand here: too large a mail is refused, and nobody is told."""
+    long = (replace(builder.culprit(3), evidence=f"{n} " + "x" * 300) for n in range(3000))
+    alarm = builder.alarm(builder.culprit(3))
+    incident = driver.world.incidents.get(first.id)
+    facts = messages.facts(incident, alarm, tuple(long), ROWS["C1"], "why")
+    assert len("".join(f.text for f in facts)) < 30_000
+    assert facts[-1].text.startswith("2960 more")
 
 
 def test_a_cordon_that_a_later_row_would_not_have_set_is_told_of_and_can_be_let_go(
