@@ -107,7 +107,11 @@ class Progress:
 def wrapped(text: str, width: int, indent: int, hanging: int) -> list[str]:
     """Lines of at most `width` columns; a word that is longer is cut, since the JSON has it whole."""
     return textwrap.wrap(
-        printable(text), width, initial_indent=" " * indent, subsequent_indent=" " * hanging, break_on_hyphens=False
+        printable(text),
+        width,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * hanging,
+        break_on_hyphens=False,
     ) or [""]
 
 

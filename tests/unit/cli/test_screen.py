@@ -64,7 +64,7 @@ def test_a_pipe_gets_plain_lines_of_80_columns_and_each_change_once(monkeypatch:
 
 
 def test_what_an_alarm_named_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job's name is up to 256 characters of whatever a pod sent: here to fill the clipboard, and to hide."""
+    """A job's name is up to 256 characters of whatever a pod sent: here to fill the clipboard."""
     hostile = "llama\x1b]52;c;cm0gLXJm\x07\x1b[8m\u202e\x9b2J\r\nfine"
     out, err = Stream(terminal=False), Stream(terminal=False)
     monkeypatch.setattr(sys, "stdout", out)
