@@ -46,6 +46,7 @@ class Job:
     schedule: Schedule = field(default_factory=lambda: Schedule(2, 2, 2))
     policy: str = "stop"
     nan_data_on: int | None = None
+    nan_only_first: bool = False  # of the micro-batches
     step: int = 0
     fired: int = 0  # a user's post-accumulate hook
     guard: Guard | None = None
@@ -91,7 +92,8 @@ class Job:
             self.optimizer.zero_grad()
             for micro in range(self.micro_batches):
                 batch = batch_for(self.rank, 10 * self.step + micro)
-                if self.nan_data_on is not None and self.strikes(self.nan_data_on):
+                nan = micro == 0 or not self.nan_only_first
+                if nan and self.nan_data_on is not None and self.strikes(self.nan_data_on):
                     batch["x"][0, 0] = float("nan")
                 last: Any = micro == self.micro_batches - 1
                 self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
@@ -232,6 +234,8 @@ def short(mesh: Any, bad: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """What every test run looks at."""
     yield from both(mesh, "accumulation", micro_batches=2)
     yield from two_replicas(mesh, bad)
+    first = Job(mesh, micro_batches=2, nan_data_on=bad, nan_only_first=True)
+    yield "NaN in the first micro-batch", first.run()
     yield "NaN in a stored shard", flipped(Job(mesh), bad, nan=True)
     yield "gathered weights", misled(Job(mesh), range(bad - bad % 2, bad - bad % 2 + 2))
     yield "resumed", resumed(mesh, bad)

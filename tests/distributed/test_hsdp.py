@@ -100,6 +100,12 @@ def test_a_nan_in_a_stored_shard_accuses_its_holder_and_not_the_mates_that_gathe
     assert alike(six, "NaN in a stored shard", "alarm")["nonfinite_ranks"] == [2, 3]
 
 
+def test_a_micro_batch_that_reduces_nothing_belongs_to_the_update_that_it_feeds(six: Results) -> None:
+    name = "NaN in the first micro-batch"
+    assert findings(six, name) == ("nonfinite", 3, [("nonfinite", None, None)])
+    assert the_alarm(six, name)["nonfinite_ranks"] == [BAD]
+
+
 def test_weights_gathered_wrong_accuse_none_of_the_ranks_that_computed_with_them(six: Results) -> None:
     assert findings(six, "gathered weights") == ("replay", 4, [("pair", None, "unattributable")])
     (finding,) = the_alarm(six, "gathered weights")["findings"]

@@ -35,6 +35,8 @@ def to_bytes(value: Any) -> bytes:
     tree = _tree(value, tensors, "value")
     layouts = [_plain_layout(layout) for layout in tensors.layouts]
     header = json.dumps({"tree": tree, "tensors": layouts}, separators=(",", ":"), allow_nan=False).encode()
+    if len(header) > MAX_HEADER_BYTES:
+        raise CapsuleError(f"what is no tensor in it takes {len(header)} bytes, {MAX_HEADER_BYTES} are read")
     start = len(MAGIC) + _LENGTH_BYTES + len(header)
     padding = bytes(-start % ALIGNMENT)
     length = len(header).to_bytes(_LENGTH_BYTES, "little")
@@ -57,6 +59,8 @@ def from_bytes(data: bytes, device: torch.device) -> Any:
     try:
         header = json.loads(data[begin : begin + length], parse_constant=_no_constant)
         layouts = [_layout(plain, len(data) - start) for plain in header["tensors"]]
+        if sum(layout.nbytes for layout in layouts) > len(data) - start:
+            raise ValueError("its tensors lie on each other: together they are larger than the file")
         payload = torch.frombuffer(bytearray(data[start:]) or bytearray(1), dtype=torch.uint8)
         tensors = [rebuild(layout, payload, device) for layout in layouts]
         return _value(header["tree"], tensors)

@@ -30,6 +30,8 @@ from ..errors import CapsuleError
 from .content import Capsule, weight_digests
 from .subject import Subject
 
+MAX_THREADS = 1024
+
 
 class Answer(str, Enum):
     """What a replay says."""
@@ -81,8 +83,8 @@ def replay(capsule: Capsule, subject: Subject, repeat: int, reference: Reference
     _require_same_model(capsule, subject)
     if subject.device.type == "cuda":
         require_cublas_workspace(subject.device)
-    elif (threads := capsule.facts.environment.get("threads", "")).isdecimal():
-        torch.set_num_threads(int(threads))  # thread counts change the bits of sums
+    else:
+        _use_threads(capsule.facts.environment.get("threads", ""))
     weights = weight_digests(dict(subject.model.named_parameters()))
     with deterministic():
         here = {name: str(fact) for name, fact in environment(subject.device).items()} | versions()
@@ -94,6 +96,15 @@ def replay(capsule: Capsule, subject: Subject, repeat: int, reference: Reference
     steady = len({r.result for r in repeats}) == 1
     own = Reference(capsule.sha256, summary, repeats[0].result, here) if steady else None
     return Outcome(answer, truth, source, repeats, why, own)
+
+
+def _use_threads(count: str) -> None:
+    """As many as the job had, since they change the bits of sums; a file may ask for any number."""
+    if not count.isdecimal():
+        return
+    if len(count) > len(str(MAX_THREADS)) or int(count) > MAX_THREADS:
+        raise CapsuleError(f"it asks for {count[:20]} threads, at most {MAX_THREADS} are started")
+    torch.set_num_threads(int(count))
 
 
 def reference_text(reference: Reference) -> str:

@@ -34,8 +34,12 @@ class ShardedNorms(GradientNorms):
         super().__init__(parameters, active, naming=naming)
 
     def dropped(self) -> bool:
-        """Whether the gradients were thrown away; never by their values, which differ from rank to rank."""
-        return self.backwards > 0 and all(g is None for g in self._gradients())
+        """Whether the gradients were thrown away; never by their values, which differ from rank to rank.
+
+        A backward that reduces nothing (`set_requires_gradient_sync(False)`) leaves no shard to throw away.
+        """
+        left = any(version is not None for version in self._versions)
+        return left and all(g is None for g in self._gradients())
 
     def remove(self) -> None:
         """Take the hooks away, those of the leaves included."""

@@ -103,7 +103,10 @@ def _compute(screen: Screen, wanted: Wanted) -> tuple[Capsule, Outcome]:
     from ..capsule.subject import build, load_weights, put_weights
 
     capsule = load(wanted.capsule, torch.device("cpu"))
-    device = torch.device(wanted.device or capsule.facts.device)
+    try:
+        device = torch.device(wanted.device or capsule.facts.device)
+    except RuntimeError as e:
+        raise CapsuleError(f"there is no such device: {str(e).splitlines()[0]}") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise CapsuleError("it was made on a GPU, and torch sees none here")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from training_agent.capsule import record
+from training_agent.capsule import container, record
 from training_agent.capsule.choice import chosen
 from training_agent.capsule.container import MAGIC, from_bytes, to_bytes
 from training_agent.capsule.content import load
@@ -120,6 +120,33 @@ def test_a_tensor_that_reaches_outside_of_its_file_is_refused(changed: dict[str,
     forged = json.dumps(header).encode()
     with pytest.raises(CapsuleError, match=r"a tensor|is no size|KeyError"):
         from_bytes(MAGIC + len(forged).to_bytes(8, "little") + forged + bytes(256), CPU)
+
+
+def test_tensors_that_lie_on_each_other_are_refused_before_they_fill_the_memory() -> None:
+    data = to_bytes([torch.arange(4.0)])
+    length = int.from_bytes(data[len(MAGIC) : len(MAGIC) + 8], "little")
+    header = json.loads(data[len(MAGIC) + 8 :][:length])
+    header["tensors"] *= 1000
+    forged = json.dumps(header).encode()
+    with pytest.raises(CapsuleError, match="together they are larger than the file"):
+        from_bytes(MAGIC + len(forged).to_bytes(8, "little") + forged + bytes(256), CPU)
+
+
+def test_more_than_a_header_may_have_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "MAX_HEADER_BYTES", 1000)
+    with pytest.raises(CapsuleError, match="1000 are read"):
+        to_bytes(["word"] * 1000)
+
+
+@pytest.mark.parametrize("threads", ["1000000", "9" * 5000])
+def test_a_stranger_does_not_choose_how_many_threads_are_started(tmp_path: Path, threads: str) -> None:
+    capsule = sealed(tmp_path)
+    assert capsule is not None
+    write(capsule)
+    loaded = load(Path(capsule.ref.path), CPU)
+    loaded.facts.environment["threads"] = threads
+    with pytest.raises(CapsuleError, match="at most 1024 are started"):
+        replay(loaded, build(MODEL, CPU), 1)
 
 
 def outcome_of(
