@@ -1,7 +1,7 @@
 """Ships an audited micro-batch to its replayer while the backward runs, where that is worth it.
 
 Comes in: a `Capture`, complete once the gradient of its output is known, which is when the backward begins.
-Goes out: the same one on the peer, when the replay asks for it. Next: `_ring` replays it.
+Goes out: the parcel of the same one on the peer, when the replay asks for it. Next: `_ring` opens it.
 
 A letter has one size for all ranks, agreed at the audit before: nobody has to ask how much comes, so nobody
 waits before the replay. Each rank sends one letter per audited step, an empty one where it has nothing to
@@ -17,11 +17,12 @@ from torch import Tensor
 
 from ._capture import Capture
 from ._comm import Comm, Flight
-from ._packing import PACK_ERRORS, Parcel, pack, unpack
+from ._packing import PACK_ERRORS, Parcel, pack
 
 SMALL = 1 << 16  # bytes; a parcel of this size costs nothing at the replay
 LARGE = 1 << 28  # of memory twice, for a letter sent and one received; above it parcels go at the replay
 TAG = 0x5DC1  # gloo matches by it: a user's own messages between the same ranks are others
+_DOING = "receiving a micro-batch that was sent ahead"
 _HEAD = 64  # bytes in front of the payload, which keeps its alignment: both lengths
 
 
@@ -35,9 +36,8 @@ class _Sent:
 class Courier:
     """This rank's letters. Nothing here waits for a peer but `received`."""
 
-    def __init__(self, comm: Comm, device: torch.device) -> None:
+    def __init__(self, comm: Comm) -> None:
         self._comm = comm
-        self._device = device
         self._room = 0  # bytes of a letter, equal on all ranks; 0: nothing travels ahead
         self._owed: tuple[int, int] | None = None  # the route of this step's letter, until it is posted
         self._sent: _Sent | None = None
@@ -76,19 +76,24 @@ class Courier:
         """Bytes of `capture` in our letter of this step; 0: it is not in there."""
         return self._sent.nbytes if self._sent is not None and self._sent.capture is capture else 0
 
-    def received(self) -> Capture | None:
-        """What the peer's letter holds; only once all ranks are at the replay, so that it is posted."""
+    def received(self) -> Parcel | None:
+        """The peer's letter, if anything is in it; only once all ranks are at the replay."""
+        self.send(None)  # a backward that was never watched; the peer waits for it
+        self._land()
         sent, self._sent = self._sent, None
-        with self._comm.peers("receiving a micro-batch that was sent ahead"):
-            for flight in self._unclaimed:
-                flight.landed()
-            self._unclaimed = []
-            letter = None if sent is None else sent.flight.landed()
-        return None if letter is None else self._read(letter)
+        if sent is None:
+            return None
+        with self._comm.peers(_DOING):
+            return self._read(sent.flight.landed())
 
     def settle(self) -> None:
-        """The step is over: post what is still owed. A letter that nobody asked for is dropped on arrival."""
+        """The step is over: post what is still owed. A letter that nobody asked for is dropped on arrival.
+
+        Those of earlier steps are waited for: their peers have counted a step's flags with us since, so all
+        of them are posted, and no more than one step's letters take up memory.
+        """
         self.send(None)
+        self._land()
         if self._sent is not None:
             self._unclaimed.append(self._sent.flight)
             self._sent = None
@@ -96,6 +101,12 @@ class Courier:
     def forget(self) -> None:
         """Leave what is under way alone: the loop has ended, perhaps on this rank only."""
         self._owed, self._sent, self._unclaimed = None, None, []
+
+    def _land(self) -> None:
+        with self._comm.peers(_DOING):
+            for flight in self._unclaimed:
+                flight.landed()
+        self._unclaimed = []
 
     def _write(self, letter: Tensor, capture: Capture) -> int:
         try:
@@ -110,10 +121,6 @@ class Courier:
         letter[_HEAD + payload : _HEAD + payload + header] = parcel.header_tensor(letter.device)
         return payload + header
 
-    def _read(self, letter: Tensor) -> Capture | None:
+    def _read(self, letter: Tensor) -> Parcel | None:
         payload, header = (int(n) for n in letter[:16].view(torch.int64).tolist())
-        if not header:
-            return None
-        body = letter[_HEAD : _HEAD + payload + header]
-        capture: Capture = unpack(Parcel.of(body, payload), self._device)
-        return capture
+        return Parcel.of(letter[_HEAD : _HEAD + payload + header], payload) if header else None

@@ -183,7 +183,8 @@ class Examiner:
         """Check 3: the replicas' parameters as they are now, and with them the optimizer's `state`."""
         around = partial(self._comm.peers, "comparing weights")
         with self.stopwatch.running():
-            return compare_replicas({**self._weights, **(state or {})}, self._comm.group, around)
+            tensors = {**self._weights, **(state or {})}
+            return compare_replicas(tensors, self._comm.group, around, self._comm.device)
 
     def optimizer_state(self) -> dict[str, Tensor] | None:
         """What the optimizers keep; None when the ranks do not keep the same entries. A collective."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ._tensor_bytes import TensorBytes, rebuild
 
-PACK_ERRORS = (AttributeError, RuntimeError, TypeError, pickle.PicklingError)  # what `pack` raises
+PACK_ERRORS = (Exception,)  # a user's class may raise anything when it is pickled, and when it is rebuilt
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def pack(value: Any, device: torch.device) -> Parcel:
     """Turn `value` into a parcel whose payload lies on `device`.
 
     Raises:
-        TypeError, pickle.PicklingError, AttributeError: something in `value` cannot be pickled.
+        Exception: something in `value` cannot be pickled.
     """
     pickler = _Pickler(device)
     pickler.dump(value)
@@ -49,7 +49,11 @@ def pack(value: Any, device: torch.device) -> Parcel:
 
 
 def unpack(parcel: Parcel, device: torch.device) -> Any:
-    """Rebuild the value; tensors from an accelerator come up on `device`, each with storage of its own."""
+    """Rebuild the value; tensors from an accelerator come up on `device`, each with storage of its own.
+
+    Raises:
+        Exception: something in it cannot be rebuilt here.
+    """
     # The sender is a rank of this very job, in the same process group; it could run any code anyway.
     skeleton, layouts = pickle.loads(parcel.header)  # noqa: S301
     tensors = [rebuild(layout, parcel.payload, device) for layout in layouts]

@@ -18,7 +18,7 @@ from ._capture import Capture
 from ._comm import Comm
 from ._courier import Courier
 from ._evidence import Depth, Evidence
-from ._packing import PACK_ERRORS, pack, unpack
+from ._packing import PACK_ERRORS, Parcel, pack, unpack
 from ._phase import Phase
 from .attribution import Contested
 from .contract import Pair
@@ -75,7 +75,7 @@ class Ring:
         self._device = device
         self._recompute = recompute
         self._together = together
-        self.courier = Courier(comm, device)
+        self.courier = Courier(comm)
 
     def expect(self, targets: Sequence[int]) -> None:
         """A step begins that will be replayed; its micro-batch may travel ahead."""
@@ -102,18 +102,20 @@ class Ring:
         target, replayer = self._neighbours(targets)
         problem = ""
         nbytes = self.courier.carried(capture)
-        ahead = self.courier.received()
+        letter = self.courier.received()
         try:
             parcel = pack((None if nbytes else capture, original), comm.device)
         except PACK_ERRORS as e:
             problem = f"rank {comm.rank} cannot send its batch: {e}"
             parcel = pack(None, comm.device)
         nbytes += len(parcel.header) + parcel.payload.numel()
-        content = unpack(comm.swap(parcel, to=replayer, source=target), self._device)
+        content, trouble = self._opened(comm.swap(parcel, to=replayer, source=target), letter, target)
+        problem = problem or trouble
+        if self._together and comm.total([bool(problem)])[0]:  # all compute, or none
+            raise ReplayFailedError("; ".join(comm.complaints(problem)[:3]))
         replayed = None
         if content is not None:
-            theirs: Any = ahead if content[0] is None else content[0]
-            replayed, trouble = self._attempt(theirs, target, Phase.REPLAY, content[1].depth)
+            replayed, trouble = self._attempt(content[0], target, Phase.REPLAY, content[1].depth)
             problem = problem or trouble
         mismatch = content is None or replayed is None or not replayed.agrees(content[1])
         failed, anywhere, size, more = comm.largest([bool(problem), mismatch, nbytes, several])
@@ -155,6 +157,22 @@ class Ring:
         """Whether this rank gets its own step's bits again; all ranks compute at once."""
         again, _ = self._attempt(result.capture, self._comm.rank, Phase.ARBITRATION, result.original.depth)
         return again is not None and again.agrees(result.original)
+
+    def _opened(
+        self, parcel: Parcel, letter: Parcel | None, target: int
+    ) -> tuple[tuple[Capture, Evidence] | None, str]:
+        """What the target sent, and why it cannot be used; None as well where it had nothing to send."""
+        try:
+            content: Any = unpack(parcel, self._device)
+            if content is None:
+                return None, ""
+            capture, original = content
+            if capture is None and letter is not None:
+                capture = unpack(letter, self._device)
+            return (capture, original), ""
+        except PACK_ERRORS as e:
+            kind = type(e).__name__
+            return None, f"rank {self._comm.rank} cannot rebuild the batch of rank {target}: {kind}: {e}"
 
     def _neighbours(self, targets: Sequence[int]) -> tuple[int, int]:
         """Whose micro-batch this rank replays, and who replays this rank's."""

@@ -174,6 +174,7 @@ class StepWatch:
     # -- the gradients ---------------------------------------------------------------------------------
 
     def _on_gradient(self, index: int, gradient: Tensor) -> None:
+        self._on_backward()  # a loss that does not come from the outputs; DDP's first reduction comes after
         if self._recorder is not None and self._recording():
             self._recorder.gradient(index, gradient)
 

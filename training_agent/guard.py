@@ -173,10 +173,10 @@ class Guard:
         return loss
 
     def before_save(self, *, together: bool = False) -> None:
-        """Refuse to save a state whose weights were not compared at this step; reads deferred mode first.
+        """Refuse to save a state whose weights were not compared at this step; all ranks call it.
 
-        With `Schedule(check_on_checkpoint=False)` it may be saved: "passed_at_this_step" of the manifest is
-        then empty. `together`: all ranks call this, and what was not compared is compared now.
+        Deferred mode judges the last step first. With `Schedule(check_on_checkpoint=False)` it may be saved:
+        "passed_at_this_step" of the manifest is then empty. `together`: what was not compared is now.
 
         Raises:
             SdcAlarm: an alarm was raised before, or now.

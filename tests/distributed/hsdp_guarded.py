@@ -45,6 +45,7 @@ class Job:
     micro_batches: int = 1
     schedule: Schedule = field(default_factory=lambda: Schedule(2, 2, 2))
     policy: str = "stop"
+    unsendable_on: int | None = None  # whose batch cannot be pickled
     nan_data_on: int | None = None
     nan_only_first: bool = False  # of the micro-batches
     step: int = 0
@@ -91,10 +92,12 @@ class Job:
         for self.step in range(1, STEPS + 1):
             self.optimizer.zero_grad()
             for micro in range(self.micro_batches):
-                batch = batch_for(self.rank, 10 * self.step + micro)
+                batch: dict[str, Any] = batch_for(self.rank, 10 * self.step + micro)
                 nan = micro == 0 or not self.nan_only_first
                 if nan and self.nan_data_on is not None and self.strikes(self.nan_data_on):
                     batch["x"][0, 0] = float("nan")
+                if self.rank == self.unsendable_on:
+                    batch["unsendable"] = lambda: None
                 last: Any = micro == self.micro_batches - 1
                 self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
                 self.loss(batch).backward()
@@ -236,6 +239,7 @@ def short(mesh: Any, bad: int) -> Iterator[tuple[str, dict[str, Any]]]:
     yield from two_replicas(mesh, bad)
     first = Job(mesh, micro_batches=2, nan_data_on=bad, nan_only_first=True)
     yield "NaN in the first micro-batch", first.run()
+    yield "a batch that cannot be sent", Job(mesh, unsendable_on=bad).run()
     yield "NaN in a stored shard", flipped(Job(mesh), bad, nan=True)
     yield "gathered weights", misled(Job(mesh), range(bad - bad % 2, bad - bad % 2 + 2))
     yield "resumed", resumed(mesh, bad)

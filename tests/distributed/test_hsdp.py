@@ -106,6 +106,14 @@ def test_a_micro_batch_that_reduces_nothing_belongs_to_the_update_that_it_feeds(
     assert the_alarm(six, name)["nonfinite_ranks"] == [BAD]
 
 
+def test_a_batch_that_one_rank_cannot_send_skips_the_audit_on_all_before_anybody_computes(
+    six: Results,
+) -> None:
+    name = "a batch that cannot be sent"
+    assert alike(six, name, "alarm") is None
+    assert (alike(six, name, "audits_passed"), alike(six, name, "audits_skipped")) == (0, 2)
+
+
 def test_weights_gathered_wrong_accuse_none_of_the_ranks_that_computed_with_them(six: Results) -> None:
     assert findings(six, "gathered weights") == ("replay", 4, [("pair", None, "unattributable")])
     (finding,) = the_alarm(six, "gathered weights")["findings"]

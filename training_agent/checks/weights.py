@@ -16,6 +16,7 @@ from ..digest import WORDS, digest
 from .sharded import compare_shards, is_sharded
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
@@ -42,6 +43,7 @@ def find_divergent_ranks(
     group: ProcessGroup | None = None,
     *,
     around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    device: torch.device | None = None,
 ) -> Divergence:
     """Compare replicas bit by bit; a collective of `group`, with one host synchronisation.
 
@@ -56,6 +58,7 @@ def find_divergent_ranks(
         group: the replicas; None is the default group, or for DTensors their mesh's. Ranks in the result are
             global ranks.
         around: makes the context in which each collective runs, and nothing else.
+        device: whose memory `group` moves; None: where the first tensor lies.
 
     Raises:
         ConfigurationError: DTensors of which each shard exists once, or that lie on several meshes.
@@ -64,12 +67,13 @@ def find_divergent_ranks(
     import torch.distributed as dist
 
     if group is None and any(is_sharded(t) for t in tensors.values()):
-        return compare_shards(tensors, partial(find_divergent_ranks, around=around), around)
+        return compare_shards(tensors, partial(find_divergent_ranks, around=around, device=device), around)
     names = tuple(tensors)
     compared = sum(t.numel() * t.element_size() for t in tensors.values())
     if not names:
         return Divergence()
     own = digest(list(tensors.values()))
+    own = own if device is None else own.to(device)
     both = torch.cat([own, ~own], dim=1)
     with around():
         dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
@@ -102,16 +106,18 @@ def compare_replicas(
     tensors: Mapping[str, Tensor],
     group: ProcessGroup,
     around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    device: torch.device | None = None,
 ) -> Divergence:
-    """`find_divergent_ranks` for tensors some of which are shards, as an optimizer's counters are not."""
+    """`find_divergent_ranks` for tensors some of which are shards, as an optimizer's counters are not.
+
+    Those counters lie in host memory, which NCCL does not move: hence `device`.
+    """
     shards = {name: t for name, t in tensors.items() if is_sharded(t)}
     whole = {name: t for name, t in tensors.items() if name not in shards}
     if not shards:
-        return find_divergent_ranks(whole, group, around=around)
-    one, other = (
-        find_divergent_ranks(shards, around=around),
-        find_divergent_ranks(whole, group, around=around),
-    )
+        return find_divergent_ranks(whole, group, around=around, device=device)
+    one = find_divergent_ranks(shards, around=around, device=device)
+    other = find_divergent_ranks(whole, group, around=around, device=device)
     differing = {*one.tensors, *other.tensors}
     return Divergence(
         tensors=tuple(name for name in tensors if name in differing),

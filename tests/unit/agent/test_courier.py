@@ -12,6 +12,10 @@ from torch import Tensor, nn
 
 from training_agent._capture import Capture, Unit, take
 from training_agent._courier import LARGE, SMALL, Courier
+from training_agent._leaves import ParameterLeaves
+from training_agent._packing import unpack
+from training_agent._watch import StepWatch
+from training_agent.checks.nonfinite import GradientNorms
 
 CPU = torch.device("cpu")
 
@@ -47,9 +51,16 @@ class Flight:
 
 def courier(room: int = 4 * SMALL) -> tuple[Courier, Post]:
     post = Post()
-    made = Courier(post, CPU)  # type: ignore[arg-type]
+    made = Courier(post)  # type: ignore[arg-type]
     made.agree(room, several=False)
     return made, post
+
+
+def opened(courier: Courier) -> Capture | None:
+    """What the ring makes of the peer's letter."""
+    letter = courier.received()
+    found: Capture | None = None if letter is None else unpack(letter, CPU)
+    return found
 
 
 def capture(elements: int = 30_000) -> Capture:
@@ -65,7 +76,7 @@ def test_a_capture_arrives_whole_and_nobody_waits_before_it_is_asked_for() -> No
     ours.send(mine)
     assert ours.carried(mine) > 4 * 30_000 and not ours.carried(capture())
     assert post.waited == 0
-    theirs = ours.received()
+    theirs = opened(ours)
     assert theirs is not None and theirs is not mine
     assert torch.equal(theirs.args[0], mine.args[0]) and theirs.args[1:] == ("a word",)
     assert (theirs.unit, theirs.kwargs, theirs.contexts) == (mine.unit, mine.kwargs, mine.contexts)
@@ -117,16 +128,45 @@ def test_a_step_sends_one_letter_whether_its_backward_runs_never_or_three_times(
 
 def test_letters_of_dropped_steps_are_taken_off_the_line_before_the_next_one_is_read() -> None:
     ours, post = courier()
-    for _ in range(2):
+    for dropped in range(2):
         ours.expect(1, 2)
         ours.send(capture())
         ours.settle()
-    assert post.waited == 0, "the peer may come to its letter only in its next step"
+        assert post.waited == dropped, "the peer may come to its letter only in its next step"
     ours.expect(1, 2)
     ours.send(mine := capture())
-    theirs = ours.received()
+    theirs = opened(ours)
     assert theirs is not None and torch.equal(theirs.args[0], mine.args[0])
     assert post.waited == 3
+
+
+def test_the_memory_of_letters_that_nobody_asks_for_is_that_of_one_step() -> None:
+    ours, post = courier()
+    for steps in range(1, 6):
+        ours.expect(1, 2)
+        ours.settle()
+        assert len(post.sent) - post.waited == 1, f"after {steps} audits that were not made"
+
+
+def test_a_replay_posts_what_a_backward_that_nobody_watched_still_owes() -> None:
+    ours, post = courier()
+    ours.expect(1, 2)
+    assert opened(ours) is None
+    assert (len(post.sent), post.waited) == (1, 1), "the peer would wait for it"
+
+
+def test_a_loss_that_does_not_come_from_the_outputs_posts_before_the_first_gradient_is_reduced() -> None:
+    model = nn.Linear(2, 2)
+    named = dict(model.named_parameters())
+    norms = GradientNorms(tuple(named.values()), lambda: True)
+    watch = StepWatch(model, named, norms, CPU, ParameterLeaves(named))
+    told: list[tuple[Capture | None, bool]] = []
+    watch.begin(audit=True, complete=lambda c: told.append((c, model.weight.grad is None)))
+    x = torch.ones(1, 2)
+    watch.enter_module((x,), {})
+    watch.leave_module(model(x))
+    sum(p.sum() for p in model.parameters()).backward()  # type: ignore[union-attr]
+    assert told == [(None, True)]
 
 
 def test_a_loop_that_ends_waits_for_nothing() -> None:

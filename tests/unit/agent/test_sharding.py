@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+import torch.distributed as dist
+
 from tests.unit.agent.places import even_map
 from training_agent._sharding import Sharding
+from training_agent.checks.weights import compare_replicas
 from training_agent.contract import Finding, FindingKind, Verdict
 
 RANKS = even_map(6, 2)
@@ -40,3 +45,16 @@ def test_a_replica_of_one_rank_gathers_from_nobody() -> None:
 def test_findings_without_a_name_are_left_as_they_are() -> None:
     software = Finding(FindingKind.SOFTWARE, involved=RANKS.places, evidence="x")
     assert MESH.believable(RANKS, (software,)) == (software,)
+
+
+def test_counters_in_host_memory_travel_in_the_memory_that_the_group_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def moved(rows: torch.Tensor, **_: object) -> None:
+        raise RuntimeError(f"moves {rows.device.type}")
+
+    monkeypatch.setattr(dist, "all_reduce", moved)
+    steps = {"optimizer state step of head": torch.zeros(())}
+    group: dist.ProcessGroup = None  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="moves meta"):
+        compare_replicas(steps, group, device=torch.device("meta"))
