@@ -17,6 +17,7 @@ from aws_cdk import aws_cloudwatch_actions as actions
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
+from lambdas.steps.notices import TO_NOBODY
 from training_agent.contract.names import METRIC_NAMESPACE
 from training_agent.report.metrics import NAMED
 
@@ -56,6 +57,7 @@ class Monitoring(Construct):
             self._alarm(Watch(name, "", meaning), metric)
         rejected = own_metric("AlarmsRejected", {**self._cluster, "service": "ingest"})
         self._alarm(Watch("AlarmsRejected", "", "An event was no valid alarm, or too old"), rejected)
+        self._own(Watch("NobodyWasTold", TO_NOBODY, "A mail about an incident found no confirmed approver"))
         inlets = {
             "Alarm": triggers.alarms,
             "Registration": triggers.registrations,

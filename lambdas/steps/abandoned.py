@@ -94,7 +94,7 @@ def _tell(needs: Undertaker, incident: Incident, reason: str, last: State, *, is
         incident, facts, reason, last, issued=issued, console=console_url(_arn_of(needs, incident))
     )
     try:
-        story = notices.send_to_all(needs.mail, *mail)
+        story = notices.send_to_all(needs.mail, incident.cluster, *mail)
     except PermanentError as e:
         story = f"could not be sent: {e}"
     needs.incidents.conclude(incident.id, NOTICE, story, needs.clock.now())

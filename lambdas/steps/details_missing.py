@@ -107,7 +107,7 @@ def tell(needs: Finder, incident: Incident, fired: Fired, jobs: Jobs | None = No
     needs.incidents.intend(incident.id, NOTICE, needs.clock.now())
     mail = details_mail(incident, fired, jobs or _jobs(needs, fired), needs.settings.max_alarm_age)
     try:
-        story = send_to_all(needs.mail, *mail)
+        story = send_to_all(needs.mail, incident.cluster, *mail)
     except PermanentError as e:
         story = f"could not be sent: {e}"
     needs.incidents.conclude(incident.id, NOTICE, story, needs.clock.now())

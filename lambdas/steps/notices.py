@@ -20,6 +20,7 @@ from ..domain.errors import HaltedError, PermanentError, PipelineError, WorldCha
 from ..domain.incident import EffectState, Incident, State
 from ..domain.policy import effective_mode
 from ..domain.times import moment
+from ..observability import MetricUnit, measure
 from ..ports import Approvals, Mail
 from ..settings import RequestApprovalSettings
 from .effects import Permitted
@@ -34,6 +35,7 @@ TOLD = frozenset(
         State.HANDED_TO_HUMAN,
     }
 )  # fmt: skip
+TO_NOBODY = "notices_to_nobody"  # a metric: mails that found no confirmed approver
 MUCH_LEFT = 0.25  # of the question's time: a wait that ends before is the one for the reminder
 SILENCE = "nobody answered; everything stays cordoned or held, and nothing is replaced"
 
@@ -86,7 +88,7 @@ def tell(needs: Speaker, incident_id: str, seen: Any, execution: str = "") -> St
             alarm=alarm,
             url=needs.settings.review_url.rstrip("/"),
         )
-        story = send_to_all(needs.mail, subject, body)
+        story = send_to_all(needs.mail, incident.cluster, subject, body)
         needs.incidents.conclude(incident.id, "notice", story, needs.clock.now())
     except PermanentError as e:  # what can be tried again is, by the state machine; then an alarm tells
         story = f"the notice could not be sent: {e}"
@@ -164,7 +166,7 @@ def _decided(needs: Speaker, incident: Incident, approval: Approval, how: str) -
     story = f"{how}: {approval.answer.value if approval.answer else ''} ({approval.action.value})"
 
     def send() -> str:
-        return send_to_all(needs.mail, *mails.decision_mail(incident, approval))
+        return send_to_all(needs.mail, incident.cluster, *mails.decision_mail(incident, approval))
 
     try:
         story = f"{story}; {_once(needs, incident, f'echo:{approval.approval_id}', send)}"
@@ -200,7 +202,7 @@ def _escalate(needs: Speaker, incident: Incident, approval: Approval) -> StepRes
 
     def send() -> str:
         url = needs.settings.review_url.rstrip("/")
-        return send_to_all(needs.mail, *mails.expired_mail(incident, approval, url))
+        return send_to_all(needs.mail, incident.cluster, *mails.expired_mail(incident, approval, url))
 
     told = _once(needs, incident, f"expired:{approval.approval_id}", send)
     needs.incidents.audit(incident.id, "approval expired", told, needs.clock.now())
@@ -232,9 +234,12 @@ def _reason(seen: Any) -> str:
     return "a step could not go on"
 
 
-def send_to_all(mail: Mail, subject: str, body: str) -> str:
-    """One mail for each confirmed approver; says how many."""
+def send_to_all(mail: Mail, cluster: str, subject: str, body: str) -> str:
+    """One mail for each confirmed approver; says how many. That there is none is an alarm's: of each mail,
+    where the one that nobody is confirmed has been on for days.
+    """
     approvers = mail.approvers()
+    measure(TO_NOBODY, float(not approvers), cluster, MetricUnit.Count)
     for approver in approvers:
         mail.send(approver, subject, body)
     return f"{len(approvers)} approver(s) were told" if approvers else "NO_APPROVER: nobody could be told"

@@ -66,9 +66,10 @@ def test_an_execution_that_ends_badly_alarms(resources: Resources, name: str) ->
         ("AlarmsWithoutIncident", "alarms_without_incident", 0),
         ("ReconcilerLooksFailed", "reconcile_failed_looks", 0),
         ("NoConfirmedApprover", "approvers_without_confirmation", 0),
+        ("NobodyWasTold", "notices_to_nobody", 0),
     ],
 )
-def test_what_only_the_reconciler_sees_alarms(
+def test_what_only_the_pipeline_itself_sees_alarms(
     resources: Resources, name: str, metric: str, threshold: int
 ) -> None:
     alarm = alarms_of(resources)[name]

@@ -247,15 +247,19 @@ def test_a_crash_in_the_middle_of_the_mails_mails_only_whoever_is_missing(
     assert driver.world.callback.answers[0][0] == "token-2"
 
 
-def test_no_confirmed_approver_is_found_out_before_waiting(driver: Driver, incident: Incident) -> None:
+def test_no_confirmed_approver_is_found_out_before_waiting(
+    driver: Driver, incident: Incident, capsys: pytest.CaptureFixture[str]
+) -> None:
     driver.world.mail.confirmed = ()
     driver.play(incident, "locate", stop="request_approval")
     with pytest.raises(NoApproverError):
         driver.ask(incident)
     assert not driver.world.approvals.rows
+    capsys.readouterr()
     driver.play(incident, "tell_human")
     closed = driver.world.incidents.get(incident.id)
     assert closed.state is State.NO_APPROVER and "NO_APPROVER" in closed.human_reason
+    assert '"notices_to_nobody": 1.0' in capsys.readouterr().out  # of which an alarm tells the operators
 
 
 def test_each_approver_gets_a_message_of_his_own(driver: Driver, incident: Incident) -> None:
