@@ -42,7 +42,7 @@ def test_the_stack_holds_these_resources_and_no_others(resources: Resources) -> 
         "AWS::ApiGatewayV2::Integration": 3,
         "AWS::ApiGatewayV2::Route": 8,
         "AWS::ApiGatewayV2::Stage": 1,
-        "AWS::CloudWatch::Alarm": 22,
+        "AWS::CloudWatch::Alarm": 23,
         "AWS::CloudWatch::Dashboard": 1,
         "AWS::DynamoDB::Table": 5,
         "AWS::Events::Archive": 1,
