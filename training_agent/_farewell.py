@@ -1,11 +1,14 @@
-"""Deferred mode at the end of the process: a flagged step must not be lost because nobody called `close()`.
+"""The end of the process: a flagged step must not be lost because the loop never came to its update.
 
-Comes in: the update whose last flags the host has not read. Goes out: nothing, or the alarm and exit code 3.
+Comes in: the update of the step in progress, and in deferred mode the one whose last flags the host has not
+read. Goes out: nothing, or the alarm and exit code 3.
 """
 
 from __future__ import annotations
 
+import atexit
 import sys
+from dataclasses import dataclass
 
 from . import exit_codes
 from ._alarm import Sighting
@@ -14,23 +17,57 @@ from .contract import Check, ExitCode, Finding, FindingKind
 from .errors import AgentError, SdcAlarm
 
 
-def judge_last_step(update: Update) -> None:
-    """Judge what is pending; without the other ranks the alarm names nobody."""
-    pending = update.pending
-    flagged = pending is not None and pending.count.read().suspicious
-    try:
-        try:
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """Looks at a guard's last step when the process ends."""
+
+    update: Update
+
+    def expect(self) -> None:
+        """From now on."""
+        exit_codes.witnesses.append(self.judge_open_step)
+        if self.update.deferred:
+            atexit.register(self.judge_last_step)
+
+    def cancel(self) -> None:
+        """The guard is gone."""
+        if self.judge_open_step in exit_codes.witnesses:
+            exit_codes.witnesses.remove(self.judge_open_step)
+        atexit.unregister(self.judge_last_step)
+
+    def judge_open_step(self) -> None:
+        """An error of the loop ends the process: judge the step that it may come from.
+
+        `clip_grad_norm_(..., error_if_nonfinite=True)` and its like raise between backward and update, on
+        every rank, since all have the same reduced gradient; nobody would be named.
+
+        Raises:
+            SdcAlarm: the step in progress has a gradient that is not finite.
+        """
+        update, setup = self.update, self.update.setup
+        if not update.watch.open or update.norms.backwards == 0 or setup.sharding is not None:
+            return  # shards differ by rank: the others may be elsewhere
+        if bool(update.norms.reduced_nonfinite(setup.device)):
+            update.before(setup.optimizers[0])
             update.drain()
-        except AgentError as e:
-            if not flagged or isinstance(e, SdcAlarm):
+
+    def judge_last_step(self) -> None:
+        """Deferred mode: judge what is pending; without the other ranks the alarm names nobody."""
+        update, pending = self.update, self.update.pending
+        flagged = pending is not None and pending.count.read().suspicious
+        try:
+            try:
+                update.drain()
+            except AgentError as e:
+                if not flagged or isinstance(e, SdcAlarm):
+                    raise
+                assert pending is not None
+                update.alarm(_unexamined(pending.record.step))
+        except Exception as e:
+            if not flagged:
                 raise
-            assert pending is not None
-            update.alarm(_unexamined(pending.record.step))
-    except Exception as e:
-        if not flagged:
-            raise
-        sys.stderr.write(f"{e}\n")  # nothing else would: the interpreter is on its way out
-        exit_codes.leave(ExitCode.ALARM)
+            sys.stderr.write(f"{e}\n")  # nothing else would: the interpreter is on its way out
+            exit_codes.leave(ExitCode.ALARM)
 
 
 def _unexamined(step: int) -> Sighting:

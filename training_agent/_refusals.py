@@ -113,6 +113,20 @@ def refuse_inside_backward() -> None:
         )
 
 
+def anomaly_mode() -> str:
+    """Why autograd's anomaly mode cannot be guarded, if it is on; "" otherwise.
+
+    It raises inside the backward of the one rank that has a NaN, while the others wait in the all-reduce.
+    """
+    if not (torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()):
+        return ""
+    return (
+        "Autograd's anomaly mode (detect_anomaly) ends the backward of the rank with a NaN while the others "
+        "wait for it: nobody could be named, and a NaN alarms without it. Switch it off, or use "
+        "torch.autograd.set_detect_anomaly(True, check_nan=False)."
+    )
+
+
 def diverging_hook(ddp: nn.Module) -> str | None:
     """Name of a communication hook under which replicas may hold different weights, or None."""
     for hook, _state in getattr(ddp, "_comm_hooks", []):

@@ -18,11 +18,13 @@ from ._evidence import Depth, Evidence
 from ._examine import ReplayOff
 from ._phase import Phase
 from ._preflight import preflight
+from ._refusals import anomaly_mode
 from ._startup import Setup
 from ._update import Update
 from ._warm_up import warm_up
 from ._watch import MicroBatch, StepWatch
 from .determinism import deterministic
+from .errors import ConfigurationError
 
 
 @dataclass(slots=True)
@@ -50,6 +52,8 @@ class Start:
             return
         self.done = True
         setup = self.setup
+        if refused := setup.comm.complaints(anomaly_mode()):
+            raise ConfigurationError(refused[0])
         audits = setup.schedule.audit_every is not None
         with self.during(Phase.WARM_UP):
             strict = audits and setup.schedule.deterministic

@@ -10,14 +10,17 @@ import contextlib
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 from .contract import Env
-from .errors import AgentError
+from .errors import AgentError, SdcAlarm
 from .shared_files import write_atomic
 
 _installed = threading.Event()
+# Asked when an error that is not ours ends the process: raises SdcAlarm where that error has a cause.
+witnesses: list[Callable[[], None]] = []
 
 
 def record(code: int) -> None:
@@ -45,10 +48,26 @@ def install() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         previous(kind, error, trace)
-        if isinstance(error, AgentError):
-            leave(error.exit_code)
+        found = error if isinstance(error, AgentError) else _explained(error)
+        if found is None:
+            return
+        if found is not error:
+            previous(type(found), found, found.__traceback__)
+        leave(found.exit_code)
 
     sys.excepthook = hook
+
+
+def _explained(error: BaseException) -> SdcAlarm | None:
+    """The alarm behind an error of the loop, if a witness raises one."""
+    for look in tuple(witnesses) if isinstance(error, Exception) else ():
+        try:
+            look()
+        except SdcAlarm as alarm:
+            return alarm
+        except Exception as e:  # noqa: BLE001 - the loop's own error is what ends the process then
+            sys.stderr.write(f"sdc: the last step could not be judged: {type(e).__name__}: {e}\n")
+    return None
 
 
 def leave(code: int) -> None:

@@ -12,10 +12,8 @@ Comes in: a DDP model, its optimizer, optionally the loss function. Goes out: tr
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +24,7 @@ from . import _startup
 from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence
 from ._examine import Examiner
-from ._farewell import judge_last_step
+from ._farewell import Farewell
 from ._gradients import local_gradients
 from ._latch import AlarmLatch
 from ._ledger import Ledger, LoadedManifest, common_digests
@@ -139,9 +137,8 @@ class Guard:
         for optimizer in setup.optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(self._before_update))
             self._hooks.append(optimizer.register_step_post_hook(self._after_update))
-        self._last_words = partial(judge_last_step, self._update)
-        if self._update.deferred:
-            atexit.register(self._last_words)
+        self._farewell = Farewell(self._update)
+        self._farewell.expect()
 
     # -- what users read and call ----------------------------------------------------------------------
 
@@ -231,7 +228,7 @@ class Guard:
 
     def abandon(self) -> None:
         """Like `close` without a judgement, for a loop that failed: no collective."""
-        atexit.unregister(self._last_words)
+        self._farewell.cancel()
         self._determinism.leave()
         self._watch.end()
         self._update.examiner.end()

@@ -62,6 +62,12 @@ def _fused_into_backward(loop: Loop) -> None:
     _apply_optimizer_in_backward(torch.optim.SGD, loop.plain.up.parameters(), {"lr": 0.1})
 
 
+def under_anomaly_mode(loop: Loop, step: int) -> None:
+    """It would end the one rank that has a NaN, inside its backward."""
+    with torch.autograd.detect_anomaly():
+        loops.plain_step(loop, step)
+
+
 def sgd(kind: type[torch.optim.SGD]) -> Callable[[nn.Module], list[Optimizer]]:
     return lambda model: [kind(model.parameters(), lr=0.1)]
 
@@ -81,6 +87,10 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "step in a hook": (Case(prepare=_step_in_hook), "was called inside the backward (optimizer-in-backward)"),
     "fused into the backward": (Case(prepare=_fused_into_backward), "up.weight, up.bias: an optimizer is"),
+    "anomaly mode": (
+        Case(step=under_anomaly_mode),
+        "Autograd's anomaly mode (detect_anomaly) ends the backward",
+    ),
     "complex parameter": (Case(Complex), "phase: complex parameters are not checked"),
     "sparse gradient": (Case(Sparse), "table (Embedding): sparse gradients are not checked"),
 }

@@ -25,8 +25,10 @@ from training_agent.digest import digest
 LAST = 5  # no audit is due at it
 
 
-def train(guard: Guard, ddp: nn.Module, optimizer: torch.optim.Optimizer, nan_on: int | None) -> None:
-    """The loop; the data of the last step has a NaN on one rank."""
+def train(
+    guard: Guard, ddp: nn.Module, optimizer: torch.optim.Optimizer, nan_on: int | None, strict: bool = False
+) -> None:
+    """The loop; the data of the last step has a NaN on one rank. `strict`: so that clipping raises."""
     rank = int(os.environ["RANK"])
     for step in range(1, LAST + 1):
         optimizer.zero_grad()
@@ -34,6 +36,8 @@ def train(guard: Guard, ddp: nn.Module, optimizer: torch.optim.Optimizer, nan_on
         if (rank, step) == (nan_on, LAST):
             batch["x"][0, 0] = float("nan")
         guard.compute_loss(ddp, batch).backward()
+        if strict:
+            nn.utils.clip_grad_norm_(ddp.parameters(), 1.0, error_if_nonfinite=True)
         optimizer.step()
 
 
@@ -84,7 +88,8 @@ def main(mode: str, one: int) -> None:
         faults.forward([one if mode == "alarm" else 0], range(3, 99), EVERYWHERE, 1000.0)(
             model, guard, rank, lambda: guard.step + 1
         )
-    train(guard, ddp, optimizer, nan_on=one if deferred else None)
+    strict = mode.endswith("error_if_nonfinite")
+    train(guard, ddp, optimizer, nan_on=one if deferred or strict else None, strict=strict)
     sys.stdout.write(f"done at {guard.step} {guard.manifest()['audits_skipped']}\n")
     if mode == "deferred, not closed":
         return

@@ -91,6 +91,18 @@ def test_deferred_mode_alarms_and_names_nobody_when_the_group_is_gone_before_the
         assert '"rank":null' in out
 
 
+@pytest.mark.parametrize(
+    "mode", ["error_if_nonfinite", pytest.param("deferred, error_if_nonfinite", marks=pytest.mark.soak)]
+)
+def test_a_loop_that_raises_on_a_nonfinite_norm_ends_as_the_alarm_that_explains_it(mode: str) -> None:
+    codes, outputs = run(mode)
+    assert codes == [ExitCode.ALARM] * 3, outputs[0]
+    for out in outputs:
+        assert "norm of order 2.0" in out  # torch's own words are not swallowed
+        assert '"nonfinite_ranks":[1]' in out
+        assert '"reproduced":true' in out
+
+
 def test_a_replay_that_fails_on_one_rank_is_skipped_on_all_and_accuses_nobody() -> None:
     codes, outputs = run("fails in replay")
     assert codes == [0] * 3, outputs[0]

@@ -40,6 +40,8 @@ _LIGHTNING = {
     "WeightAveraging": "its checkpoints hold other weights than those that were checked.",
     "EMAWeightAveraging": "its checkpoints hold other weights than those that were checked.",
     "BatchSizeFinder": "it trains and rolls back inside this run. Run it in a job of its own.",
+    "TerminateOnNaN": "it ends the rank with the NaN while the others wait, before anybody is named. A NaN "
+    "alarms without it: leave the callback out.",
     "LearningRateFinder": "it trains and rolls back inside this run. Run it in a job of its own.",
 }
 

@@ -81,6 +81,7 @@ def test_what_a_hugging_face_trainer_cannot_keep_comparable_is_refused_by_name(
         (lightning_trainer(io="AsyncCheckpointIO"), AUTOMATIC, "AsyncCheckpointIO"),
         (lightning_trainer("DDPStrategy", "WeightAveraging"), AUTOMATIC, "WeightAveraging"),
         (lightning_trainer("DDPStrategy", "LearningRateFinder"), AUTOMATIC, "a job of its own"),
+        (lightning_trainer("DDPStrategy", "TerminateOnNaN"), AUTOMATIC, "leave the callback out"),
         (lightning_trainer(), SimpleNamespace(automatic_optimization=False), "manual optimization"),
     ],
 )
