@@ -127,18 +127,23 @@ def cordon(
 
 
 def uncordon(needs: Hands, incident: Incident, target: Target) -> str:
-    """Take back our own cordon, once; says what was found when it is not ours any more."""
+    """Take back our own cordon; says what was found when it is not ours any more.
+
+    The node says whether there is something to take back: a containment that broke off may have set it again
+    after the row of the last one was written.
+    """
     # Evidence after a release contains the node once more: each decision's uncordon is an effect of its own.
     decision = incident.decided_on + incident.failures_seen
     name = f"uncordon:{target.node}" + (f"#{decision}" if decision else "")
     effect = needs.incidents.effect(incident.id, name)
-    if effect is not None and effect.state is EffectState.RESULT:
-        return f"{target.node} was uncordoned"
+    done = effect is not None and effect.state is EffectState.RESULT
     for _ in range(CONFLICTS):
         node = needs.kubernetes.node(target.node)
         if node is None:
             return f"{target.node} is gone"
         if not ours(node, incident):
+            if done:
+                return f"{target.node} was uncordoned"
             return f"{target.node} is not cordoned by this incident (any more): left as it is"
         permit(needs, Mode.CONTAIN, f"uncordon of {target.node}")
         marks: dict[str, str | None] = {CORDONED_BY: None, CORDONED_REASON: None, CORDONED_AT: None}

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from lambdas.domain.errors import ConflictError
+from lambdas.domain.errors import ConflictError, RefusedError
 from lambdas.domain.incident import Incident, State
+from lambdas.domain.world import KubePod
 from tests.events import builder
 from training_agent.contract import Alarm, Verdict, delivery_key, instance_subject, occurrence_key
 
@@ -82,6 +83,25 @@ def test_a_node_that_is_released_a_second_time_is_uncordoned_a_second_time(
     assert not driver.world.kubernetes.nodes[NODE].unschedulable
     driver.job_returns(attempt=3)
     assert driver.step("resume", released)["outcome"] == "closed"
+
+
+def test_a_containment_that_breaks_off_after_the_cordon_can_be_released_by_hand(
+    driver: Driver, released: Incident
+) -> None:
+    """The row of the uncordon before says "uncordoned": the node says what is so now."""
+    driver.play(comes_again(driver), "locate")
+    driver.step("resume", released)
+
+    def refused(pod: KubePod) -> None:
+        raise RefusedError("a disruption budget stands in the way")
+
+    driver.monkeypatch.setattr(driver.world.kubernetes, "evict", refused)
+    driver.play(released, "contain")
+    assert driver.world.incidents.get(released.id).state is State.HANDED_TO_HUMAN
+    assert driver.world.kubernetes.nodes[NODE].unschedulable
+    answer = driver.step("resume", released, release={"by": "alex", "reason": "memory replaced"})
+    assert answer["outcome"] == "released"
+    assert not driver.world.kubernetes.nodes[NODE].unschedulable
 
 
 def test_a_duplicate_of_the_first_attempt_is_only_kept(driver: Driver, released: Incident) -> None:
