@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import exit_codes
-from .contract import Alarm, Env, NodeRegistration, Place
+from .contract import Alarm, Env, NodeRegistration
 from .errors import ConfigurationError
 from .log_line import log_line
 from .report.types import StepChecks
@@ -72,9 +71,6 @@ class BisectReporter:
         self._plan, self._module, self._comm = plan, module, comm
         self._expected = dict(plan.points)
         self._began = False
-
-    def among(self, places: Sequence[Place]) -> None:
-        """All ranks compare."""
 
     def started(self, registration: NodeRegistration | None) -> None:
         """Nobody is told of a replay."""

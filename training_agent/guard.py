@@ -43,7 +43,7 @@ from .determinism import DeterministicMode
 from .errors import CheckpointError, ConfigurationError
 from .observers import quiet
 from .policy import Mode, Naming, Policy
-from .report import Reporter
+from .report import GroupReporter, Reporter
 from .schedule import Schedule
 from .settings import AgentSettings
 
@@ -96,7 +96,7 @@ def attach(
         compute_loss, schedule, step, settings, reporter, checkpoints, mode, policy, finish, naming
     )
     setup = _startup.set_up(ddp_model, optimizer, wishes)
-    if setup.reporter is not None:
+    if isinstance(setup.reporter, GroupReporter):
         setup.reporter.among(setup.rank_map.places)
     return Guard(setup, step)
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from training_agent.contract import Alarm, NodeRegistration, Place, encode, to_plain
+from training_agent.contract import Alarm, NodeRegistration, encode, to_plain
 from training_agent.report import StepChecks
 
 
 class RecordingReporter:
-    """A reporter that keeps what it is told."""
+    """A reporter that keeps what it is told, and has only what `Reporter` asks for."""
 
     def __init__(self) -> None:
-        self.places: tuple[Place, ...] = ()
         self.registrations: list[NodeRegistration | None] = []
         self.steps: list[tuple[int, StepChecks]] = []
         self.alarms: list[Alarm] = []
         self.closed = False
-
-    def among(self, places: Sequence[Place]) -> None:
-        self.places = tuple(places)
 
     def started(self, registration: NodeRegistration | None) -> None:
         self.registrations.append(registration)

@@ -7,6 +7,6 @@ thread of its own that never blocks or breaks training. Next: the pipeline's rul
 from __future__ import annotations
 
 from .job import JobReporter, choose_publishers, job_reporter
-from .types import Reporter, StepChecks
+from .types import GroupReporter, Reporter, StepChecks
 
-__all__ = ["JobReporter", "Reporter", "StepChecks", "choose_publishers", "job_reporter"]
+__all__ = ["GroupReporter", "JobReporter", "Reporter", "StepChecks", "choose_publishers", "job_reporter"]

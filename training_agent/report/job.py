@@ -74,7 +74,7 @@ def job_reporter(
 
 
 class JobReporter:
-    """See `report.types.Reporter` for what each method promises."""
+    """See `report.types.GroupReporter` for what each method promises."""
 
     def __init__(
         self,

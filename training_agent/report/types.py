@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ..contract import Alarm, NodeRegistration, Place
 
@@ -25,9 +25,6 @@ class StepChecks:
 class Reporter(Protocol):
     """Where the guard reports to; implement it to bring a reporter of your own. No method may raise."""
 
-    def among(self, places: Sequence[Place]) -> None:
-        """Called once by `attach`: where the ranks run that compare with each other, this one among them."""
-
     def started(self, registration: NodeRegistration | None) -> None:
         """Called once, before the first step; local rank 0 hands in its node's registration, others None."""
 
@@ -39,3 +36,11 @@ class Reporter(Protocol):
 
     def close(self) -> None:
         """Called at the end of training."""
+
+
+@runtime_checkable
+class GroupReporter(Reporter, Protocol):
+    """A reporter that goes by which ranks are guarded together, as `JobReporter` does."""
+
+    def among(self, places: Sequence[Place]) -> None:
+        """Called once by `attach`: where the ranks run that compare with each other, this one among them."""

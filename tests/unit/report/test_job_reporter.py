@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from tests.distributed.recording import RecordingReporter
 from training_agent.contract import Alarm, Check, FindingKind, NodeRegistration, Pair, decode, delivery_key
 from training_agent.quarantine import entries_of, read_record
-from training_agent.report import StepChecks, choose_publishers, job_reporter
+from training_agent.report import GroupReporter, StepChecks, choose_publishers, job_reporter
 from training_agent.spool import Spool, name_of
 
 from .builders import ROOT, FakeAws, a_finding, a_place, a_registration, an_alarm, settings_of
@@ -310,3 +311,8 @@ def test_importing_the_reporter_loads_neither_torch_nor_boto3() -> None:
         "sys.exit(bool({'torch', 'boto3', 'botocore'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_who_is_guarded_together_is_told_to_reporters_that_ask_for_it_and_to_no_other() -> None:
+    assert isinstance(job_reporter(settings_of(None, 0), 0), GroupReporter)
+    assert not isinstance(RecordingReporter(), GroupReporter)
