@@ -243,7 +243,8 @@ class Examiner:
         found = attribute(
             self._rank_map, result.pairs, judged, nonfinite=sighting.nonfinite_ranks, reproduced=reproduced
         )
-        findings = self._believable(found.findings)
+        seen = result.original.depth is not Depth.FINITENESS
+        findings = self._believable(found.findings, seen)
         findings = ambiguous_at_start(self._rank_map, findings) if at_start else findings
         return replace(sighting, findings=findings, contests=found.contests)
 
@@ -284,9 +285,9 @@ class Examiner:
             return partners(self._rank_map, self._audits, self._rotate)
         return replica_partners(self._rank_map, self._sharding.replicas, self._audits, self._rotate)
 
-    def _believable(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    def _believable(self, findings: tuple[Finding, ...], seen: bool = True) -> tuple[Finding, ...]:
         sharding = self._sharding
-        return findings if sharding is None else sharding.believable(self._rank_map, findings)
+        return findings if sharding is None else sharding.believable(self._rank_map, findings, seen)
 
     def _voters(self, targets: Sequence[int], pairs: Sequence[Pair]) -> dict[int, tuple[int, ...]]:
         replayers = {p.target: p.replayer for p in pairs}

@@ -19,7 +19,7 @@ from torch import nn
 from .checks.compiled import is_compiled
 from .checks.sharded import is_sharded, local_shards
 from .contest import places_of
-from .contract import Finding, FindingKind, Verdict
+from .contract import Finding, FindingKind, SecondConfirmation, Verdict
 from .errors import ConfigurationError
 from .placement import RankMap
 
@@ -31,28 +31,49 @@ class Sharding:
     replicas: tuple[tuple[int, ...], ...]  # [replica][shard]: the rank that holds it
     groups: frozenset[str]  # names of the mesh's own process groups
 
-    def believable(self, rank_map: RankMap, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-        """Take names back where all ranks of one replica are accused.
+    def believable(
+        self, rank_map: RankMap, findings: Sequence[Finding], weights_seen: bool = True
+    ) -> tuple[Finding, ...]:
+        """Take names back where a mate of the replica may have misled the rank that is accused.
 
         They computed with one set of weights, gathered from each other: what one of them handed out wrong is
-        wrong for all. A rank that is wrong while a mate of its replica is right is wrong by itself.
+        wrong for all. A rank that is wrong while a mate of its replica is right is wrong by itself, or it was
+        wrong once and alone in using what a mate handed out.
+
+        Args:
+            weights_seen: the gathered weights are among what was compared, so that all who got wrong ones
+                differ, used or not.
         """
         named = {f.rank for f in findings if f.rank is not None}
+        once = set() if weights_seen else {f.rank for f in findings if _wrong_once(f)}
         kept = list(findings)
         for replica in self.replicas:
-            if len(replica) > 1 and named.issuperset(replica):
-                text = (
-                    f"all ranks of one replica ({', '.join(map(str, replica[:8]))}) are wrong at once: they "
-                )
-                text += "gather their weights from each other, so one of them may have misled the others"
-                together = Finding(
-                    FindingKind.PAIR,
-                    verdict=Verdict.UNATTRIBUTABLE,
-                    involved=places_of(rank_map, replica),
-                    evidence=text,
-                )
-                kept = [f for f in kept if f.rank not in replica] + [together]
+            everybody = named.issuperset(replica)
+            doubtful = set(replica) if everybody else once.intersection(replica)
+            if len(replica) > 1 and doubtful:
+                kept = [f for f in kept if f.rank not in doubtful]
+                kept.append(_misled(rank_map, replica, everybody=everybody))
         return tuple(kept)
+
+
+def _wrong_once(finding: Finding) -> bool:
+    """Whether it was not seen wrong again when asked with the weights gathered anew."""
+    asked_again = finding.second_confirmation
+    return finding.verdict is Verdict.TRANSIENT or asked_again not in (None, SecondConfirmation.REPEATS)
+
+
+def _misled(rank_map: RankMap, replica: Sequence[int], *, everybody: bool) -> Finding:
+    who = ", ".join(map(str, replica[:8]))
+    if everybody:
+        text = f"all ranks of one replica ({who}) are wrong at once: they gather their weights from each "
+    else:
+        text = f"in one replica ({who}) a rank was wrong once: its ranks gather their weights from each "
+    return Finding(
+        FindingKind.PAIR,
+        verdict=Verdict.UNATTRIBUTABLE,
+        involved=places_of(rank_map, replica),
+        evidence=f"{text}other, so one of them may have misled the others",
+    )
 
 
 def sharding_of(model: nn.Module, compute_loss: Any = None) -> Sharding | None:
