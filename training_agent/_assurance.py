@@ -22,6 +22,7 @@ class Assurance:
     """Sums; those of GPUs are over all ranks, seconds are this rank's."""
 
     world: int = 1  # ranks of this start
+    replicas: int = 1  # of the weights: as many as ranks, fewer where those hold shards
     weight_bytes: int = 0  # of one replica
     starts: int = 1
     since_step: int = 0  # updates that were applied before anything was counted
@@ -40,10 +41,12 @@ class Assurance:
     _first: bool = True  # of this start: its step holds the preflight
 
     @classmethod
-    def begun(cls, step: int, world: int, parameters: Iterable[Tensor]) -> Assurance:
-        """At `step` updates, nothing counted yet."""
+    def begun(
+        cls, step: int, world: int, parameters: Iterable[Tensor], replicas: int | None = None
+    ) -> Assurance:
+        """At `step` updates, nothing counted yet; `replicas`: None, each rank holds one."""
         replica = sum(p.numel() * p.element_size() for p in parameters)
-        return cls(world, replica, since_step=step, from_step=step)
+        return cls(world, replicas or world, replica, since_step=step, from_step=step)
 
     def begin(self) -> None:
         """A step's first forward begins."""
@@ -70,7 +73,7 @@ class Assurance:
     def compared(self) -> None:
         """All replicas held the same weights."""
         self.weight_checks += 1
-        self.bytes_of_weights += self.weight_bytes * self.world
+        self.bytes_of_weights += self.weight_bytes * self.replicas
 
     def plain(self, step: int) -> dict[str, Any]:
         """For the manifest of a checkpoint at `step` updates."""

@@ -64,9 +64,9 @@ class Ledger:
             "job": {"name": job.name, "uid": job.uid},
             "schedule": {name: getattr(plan, name) for name in PLAN},
         }
-        return cls(
-            step, assurance=Assurance.begun(step, setup.comm.world, setup.parameters.values()), about=about
-        )
+        replicas = None if setup.sharding is None else len(setup.sharding.replicas)
+        assurance = Assurance.begun(step, setup.comm.world, setup.parameters.values(), replicas)
+        return cls(step, assurance=assurance, about=about)
 
     def resume(self, loaded: LoadedManifest, manifest: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""

@@ -132,9 +132,10 @@ class Job:
         found = {"alarm": alarm, "text": text, "state": self.state(), "fired": self.fired, "kept": untouched}
         if self.guard is not None:
             manifest = self.guard.manifest()
-            others = ("loss_audited", "notes", "digests", "steps_retried")
+            others = ("loss_audited", "notes", "digests", "steps_retried", "assurance")
             found |= {name: manifest[name] for name in (*COUNTED, *others)}
             found["step"] = self.guard.step
+            found["whole"] = sum(p.numel() * p.element_size() for p in self.model.parameters())
             self.guard.abandon()
         return found
 

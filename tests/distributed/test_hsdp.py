@@ -64,6 +64,7 @@ def healthy(results: Results, name: str) -> dict[str, Any]:
     assert (counted["audits_passed"], counted["audits_skipped"]) == (2, 0)
     assert (counted["weight_checks_passed"], counted["state_tensors_compared"]) == (3, 48)
     assert counted["notes"] == []
+    assert counted["assurance"]["bytes_of_weights"] == 3 * 3 * counted["whole"]  # checks, replicas
     return counted
 
 

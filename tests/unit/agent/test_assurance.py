@@ -105,3 +105,9 @@ def test_a_manifest_without_figures_of_ours_counts_from_its_step(figures: object
     got = a.plain(60)
     assert (got["since_step"], got["gpu_steps"], got["audits"], got["starts"]) == (50, 40, 1, 1)
     assert got["longest_gap"] == 10
+
+
+def test_ranks_that_hold_shards_compare_each_replica_once() -> None:
+    sharded = Assurance.begun(0, 6, [torch.zeros(10)], replicas=3)
+    sharded.compared()
+    assert sharded.plain(0)["bytes_of_weights"] == 3 * 40
