@@ -172,8 +172,9 @@ class IncidentWorkflow(Construct):
     ) -> sfn.Choice:
         choice = sfn.Choice(self, f"after {task.node.id}")
         for outcome, target in outcomes.items():
-            # An answer without an outcome would be States.Runtime, which no Catch catches on AWS.
-            is_there = sfn.Condition.is_string("$.outcome")
+            # An answer without an outcome would be States.Runtime, which no Catch catches on AWS; there every
+            # operator but IsPresent fails so, those that only ask for a type included.
+            is_there = sfn.Condition.is_present("$.outcome")
             choice.when(
                 sfn.Condition.and_(is_there, sfn.Condition.string_equals("$.outcome", outcome)), target
             )

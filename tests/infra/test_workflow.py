@@ -117,7 +117,7 @@ def test_every_choice_has_a_default_that_leads_to_a_human(states: States) -> Non
 def test_an_answer_without_an_outcome_takes_the_default_instead_of_failing(states: States) -> None:
     for state in states.values():
         for rule in state.get("Choices", []):
-            assert rule["And"][0] == {"Variable": "$.outcome", "IsString": True}
+            assert rule["And"][0] == {"Variable": "$.outcome", "IsPresent": True}
 
 
 def test_every_failure_is_caught(states: States) -> None:

@@ -176,7 +176,13 @@ def _matches(names: list[str], error: str) -> bool:
 def _holds(rule: dict[str, Any], data: Any) -> bool:
     if "And" in rule:
         return all(_holds(part, data) for part in rule["And"])
-    value = data.get(rule["Variable"][2:]) if isinstance(data, dict) else None
+    name = rule["Variable"][2:]
+    present = isinstance(data, dict) and name in data
+    if "IsPresent" in rule:
+        return bool(present is rule["IsPresent"])
+    if not present:  # States.Runtime on AWS, which no Catch catches
+        raise UnsupportedError(f"{rule['Variable']} is not there: {rule}")
+    value = data[name]
     if "IsString" in rule:
         return isinstance(value, str) is rule["IsString"]
     if "StringEquals" in rule:

@@ -37,6 +37,7 @@ def _states(change: Callable[[dict[str, Any]], object]) -> Callable[[Definition]
     return lambda d: change(d["States"])
 
 
+IS_STRING = {"Variable": "$.outcome", "IsString": True}
 DEFECTS: dict[str, tuple[Callable[[Definition], object], str]] = {
     "timeout": (_states(lambda s: s["verify"].pop("TimeoutSeconds")), "without a timeout"),
     "waiting without an end": (
@@ -59,6 +60,10 @@ DEFECTS: dict[str, tuple[Callable[[Definition], object], str]] = {
     ),
     "unguarded comparison": (
         _states(lambda s: s["after replace"]["Choices"][0]["And"].pop(0)),
+        "not seen to be there",
+    ),
+    "a type in place of a presence": (
+        _states(lambda s: s["after replace"]["Choices"][0]["And"].__setitem__(0, IS_STRING)),
         "not seen to be there",
     ),
     "a path that the callback's holder could leave out": (
