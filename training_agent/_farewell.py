@@ -47,6 +47,10 @@ class Farewell:
         update, setup = self.update, self.update.setup
         if not update.watch.open or update.norms.backwards == 0 or setup.sharding is not None:
             return  # shards differ by rank: the others may be elsewhere
+        # DDP notes at each forward whether the backward that follows reduces.
+        last = getattr(setup.outer, "require_forward_param_sync", True)
+        if not last or len(update.watch.batches) != update.norms.backwards:
+            return  # the others are in a forward or backward: nobody is at the update
         if bool(update.norms.reduced_nonfinite(setup.device)):
             update.before(setup.optimizers[0])
             update.drain()
