@@ -69,8 +69,10 @@ def take(needs: Finder, fired: Fired) -> str:
             _append(needs, standing, fired)
             tell(needs, standing, fired)
             return f"kept with incident {standing.id}"
-        if fired.at <= standing.opened_at:
-            return f"known: incident {standing.id}"  # delivered once more
+        if fired.at <= standing.opened_at:  # delivered once more, perhaps from the dead letters
+            if standing.state is State.HANDED_TO_HUMAN:  # those who got no mail then get it now
+                tell(needs, standing, fired)
+            return f"known: incident {standing.id}"
     jobs = _jobs(needs, fired)
     incident = _new(needs, fired, jobs, 1 if earlier is None else earlier.sequence + 1)
     if not needs.incidents.open(incident, _text(fired), earlier):

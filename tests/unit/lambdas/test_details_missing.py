@@ -192,6 +192,29 @@ def test_a_mail_that_could_not_be_sent_is_sent_with_the_next_delivery(
     assert len(driver.world.mail.sent) == 1
 
 
+def test_a_mail_that_the_queue_gave_up_is_sent_by_the_redrive(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Days later, from the dead letters: the incident has ended, and nobody was told of it."""
+    body, error = fired(driver), UnavailableError("no answer")
+
+    def fails(*_: str) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driver.world.mail, "send", fails)
+        assert handlers.reconcile({"Records": [{"messageId": "m", "body": body}]}, CONTEXT) != {
+            "batchItemFailures": []
+        }
+    later(driver, hours=30)
+    look(driver)
+    (incident,) = driver.world.incidents.rows.values()
+    assert incident.state is State.HANDED_TO_HUMAN
+    for _ in range(2):
+        assert hear(driver, body) == []
+        assert len(driver.world.mail.sent) == 1
+
+
 def test_what_cannot_be_read_keeps_no_mail_back(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     def down(*_: object) -> None:
         raise UnavailableError("the API server does not answer")
