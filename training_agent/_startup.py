@@ -101,8 +101,11 @@ def set_up(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], wishes:
         partners(rank_map, 0)  # refuses layouts without an assignment, before the first update
     hook = diverging_hook(outer)
     bisecting = _bisecting.plan()
-    if bisecting is not None and sharding is not None:
-        raise ConfigurationError("sdc bisect compares whole weights; a model under fully_shard has none.")
+    if bisecting is not None and (sharding is not None or comm.world < dist.get_world_size()):
+        raise ConfigurationError(
+            "sdc bisect compares the whole weights of one group of all ranks: a model under fully_shard has "
+            "none, several groups have several."
+        )
     reporter = wishes.reporter if bisecting is None else BisectReporter(bisecting, module, comm)
     off = f"replicas may legally hold different weights under the communication hook {hook}" if hook else None
     return Setup(

@@ -19,14 +19,29 @@ from tests.distributed.models import Net, batch_for, loss_of
 from tests.distributed.small_model import settings_for
 from tests.unit.report.builders import FakeAws
 from training_agent import Schedule, attach
+from training_agent._bisecting import Plan
 from training_agent._phase import Phase
-from training_agent.contract import encode
-from training_agent.errors import SdcAlarm
+from training_agent.contract import Env, encode
+from training_agent.errors import ConfigurationError, SdcAlarm
 from training_agent.report import job_reporter
+from training_agent.settings import AgentSettings
 
 GROUP = 3
 BAD = 4  # in the whole job; position 1 of its group
 STEPS = 6
+
+
+def refusal(ddp: nn.Module, optimizer: torch.optim.Optimizer, settings: AgentSettings, path: Path) -> str:
+    """What a launch of `sdc bisect` is told."""
+    Plan("", 0, GROUP, (), "").save(path)
+    os.environ[Env.BISECT] = str(path)
+    try:
+        attach(ddp, optimizer, settings=settings)
+    except ConfigurationError as e:
+        return str(e)
+    finally:
+        del os.environ[Env.BISECT]
+    return "accepted"
 
 
 def main(out: Path) -> None:
@@ -40,6 +55,7 @@ def main(out: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     settings = replace(settings_for(rank), shared_dir=out / "shared", event_bus="bus")
     aws = FakeAws()
+    refused = refusal(ddp, optimizer, settings, out / f"plan-{rank}.json")
     guard = attach(
         ddp,
         optimizer,
@@ -57,7 +73,7 @@ def main(out: Path) -> None:
 
     if rank == BAD:
         model.down.register_forward_hook(strike)
-    found: dict[str, Any] = {"alarm": None}
+    found: dict[str, Any] = {"alarm": None, "refused": refused}
     try:
         for step in range(1, STEPS + 1):
             optimizer.zero_grad()

@@ -95,18 +95,25 @@ class PodEvents:
             self._waiting = events_of(alarm, self._settings)
 
     def send(self) -> None:
-        """Create what waits; what fails waits for the next call.
+        """Create what waits; what fails waits for the next call, and keeps no other pod from its event.
 
         Raises
         ------
-        OSError: see `ApiServer.create`.
+        OSError: see `ApiServer.create`; the last one.
         """
         with self._lock:
             waiting = list(self._waiting)
+        failed: OSError | None = None
         for event in waiting:
-            self._server.create(event["metadata"]["namespace"], event)
+            try:
+                self._server.create(event["metadata"]["namespace"], event)
+            except OSError as e:
+                failed = e
+                continue
             with self._lock:
                 self._waiting.remove(event)
+        if failed is not None:
+            raise failed
 
 
 def events_of(alarm: Alarm, settings: AgentSettings) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from training_agent._capture import Capture, Unit, take
 from training_agent._courier import LARGE, SMALL, Courier
 from training_agent._leaves import ParameterLeaves
-from training_agent._packing import unpack
+from training_agent._packing import pack, unpack
+from training_agent._ring import Ring
 from training_agent._watch import StepWatch
 from training_agent.checks.nonfinite import GradientNorms
 
@@ -105,9 +107,39 @@ def test_what_is_missing_or_does_not_fit_is_an_empty_letter(content: Capture | N
     assert ours.received() is None
 
 
-def test_what_cannot_be_packed_is_an_empty_letter() -> None:
+class Unsendable:
+    """Of a user: pickling it raises what it likes."""
+
+    def __reduce__(self) -> Any:
+        raise OSError("a handle of this process")
+
+
+class Unopenable:
+    """Of a user: it goes out, and cannot be made anew on the other side."""
+
+    def __reduce__(self) -> Any:
+        return _no_such_file, ()
+
+
+def _no_such_file() -> None:
+    raise FileNotFoundError("/data/shard-7")
+
+
+def test_a_batch_that_cannot_be_rebuilt_here_is_a_reason_and_no_end_of_this_rank() -> None:
     mine = capture()
-    mine.kwargs = {"callback": lambda: None}
+    mine.kwargs = {"shard": Unopenable()}
+    ring = Ring(SimpleNamespace(rank=2), CPU, recompute=lambda *_: pytest.fail("computed"))  # type: ignore[arg-type]
+    content, why = ring._opened(pack((mine, None), CPU), None, 1)
+    assert content is None
+    assert why == "rank 2 cannot rebuild the batch of rank 1: FileNotFoundError: /data/shard-7"
+    content, why = ring._opened(pack((None, None), CPU), pack(mine, CPU), 1)  # its part that came ahead
+    assert content is None and "FileNotFoundError" in why
+
+
+@pytest.mark.parametrize("value", [lambda: None, Unsendable()], ids=["lambda", "an error of its own"])
+def test_what_cannot_be_packed_is_an_empty_letter(value: object) -> None:
+    mine = capture()
+    mine.kwargs = {"callback": value}
     ours, _ = courier()
     ours.expect(1, 2)
     ours.send(mine)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -123,3 +124,22 @@ def test_events_are_off_by_default_and_the_address_is_kubernetes_own() -> None:
     env = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
     assert ApiServer.of_this_pod(env).url == "https://10.0.0.1:443"
     assert ApiServer.of_this_pod({**env, "KUBERNETES_SERVICE_HOST": "fd00::1"}).url == "https://[fd00::1]:443"
+
+
+def test_a_pod_that_takes_no_event_keeps_no_other_from_its_own(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Picky(ApiServer):
+        def create(self, namespace: str, event: Mapping[str, Any]) -> None:
+            pod = event["involvedObject"]["name"]
+            if pod == "worker-1" and not told.count("worker-2"):
+                raise OSError("HTTP 422")
+            told.append(pod)
+
+    sink = PodEvents(settings(tmp_path), Picky("https://x"))
+    sink.alarm(of_pods())
+    with pytest.raises(OSError, match="422"):
+        sink.send()
+    assert told == ["worker-2"]
+    sink.send()
+    assert told == ["worker-2", "worker-1"]
