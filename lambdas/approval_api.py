@@ -17,7 +17,7 @@ from typing import Any
 from . import deciding, wiring
 from .deciding import Ended
 from .domain import commands, messages
-from .domain.approval import Answer, Approval
+from .domain.approval import Answer, Approval, Fact
 from .domain.errors import PermanentError, PipelineError
 from .domain.incident import Incident
 from .observability import logger
@@ -179,10 +179,18 @@ def _shown(approval: Approval | None) -> dict[str, Any] | None:
         "decided_at": approval.decided_at,
         "reason": approval.reason,
         "expires_at": approval.expires_at,
-        "facts": {f.label: f.text for f in approval.facts},
+        "facts": _by_label(approval.facts),
         "warnings": list(approval.warnings),
         "replay_job": "\n".join(commands.job_of(approval)),
     }
+
+
+def _by_label(facts: tuple[Fact, ...]) -> dict[str, str]:
+    """All of them: findings, readings and audits share a label each."""
+    found: dict[str, str] = {}
+    for fact in facts:
+        found[fact.label] = f"{found[fact.label]}; {fact.text}" if fact.label in found else fact.text
+    return found
 
 
 def _caller(event: Event) -> str:

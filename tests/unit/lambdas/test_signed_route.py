@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lambdas import approval_api
-from lambdas.domain.approval import Action, Answer, ApprovalState
+from lambdas.domain.approval import Action, Answer, ApprovalState, Fact
 from lambdas.domain.incident import Incident, State
 from tests.events import builder
 from training_agent.contract import Verdict
@@ -61,6 +61,18 @@ def test_a_signed_decision_records_the_caller(driver: Driver, asked: Incident) -
     (row,) = driver.world.approvals.rows.values()
     assert (row.answer, row.decided_by, row.state) == (Answer.APPROVE, CALLER, ApprovalState.DELIVERED)
     assert driver.step("replace", asked)["outcome"] == "replaced"
+
+
+def test_who_decides_by_the_route_sees_all_facts_also_those_of_one_name(
+    driver: Driver, asked: Incident
+) -> None:
+    """Two findings are two lines "Evidence", and of two audits the one that failed is not to be hidden."""
+    (question,) = driver.world.approvals.rows
+    row = driver.world.approvals.rows[question]
+    audits = (Fact("Targeted audit", "computed wrong again"), Fact("Targeted audit", "passed"))
+    driver.world.approvals.rows[question] = replace(row, facts=(*row.facts, *audits))
+    _, answer = call("GET /incidents/{incident_id}", asked.id)
+    assert answer["approval"]["facts"]["Targeted audit"] == "computed wrong again; passed"
 
 
 def test_a_signed_decision_counts_once_and_beside_the_link(driver: Driver, asked: Incident) -> None:
