@@ -20,8 +20,11 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def capsule_for(alarm: Alarm, ranks: tuple[int, ...]) -> CapsuleRef | None:
-    """The capsule of an accused rank's own micro-batch, else the first; None without any."""
-    sound = [c for c in alarm.capsules if _SHA256.fullmatch(c.sha256)]
+    """The capsule of an accused rank's own micro-batch, else the first; None without any.
+
+    A path that `sdc replay` would read as an option is none.
+    """
+    sound = [c for c in alarm.capsules if _SHA256.fullmatch(c.sha256) and not c.path.startswith("-")]
     return next((c for c in sound if c.rank in ranks), sound[0] if sound else None)
 
 

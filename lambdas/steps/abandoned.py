@@ -66,7 +66,7 @@ def end(needs: Undertaker, incident: Incident) -> None:
     if incident.synthetic:
         last = State.CLOSED
     reason = incident.human_reason or f"its execution is {status}: look at the node, nothing more is done"
-    let_go_at = incident.let_go_at or stamp(needs.clock.now())
+    let_go_at = incident.let_go_at if incident.state is State.CLOSING else stamp(needs.clock.now())
     closing = replace(incident, closing=last, human_reason=reason, let_go_at=let_go_at).to(State.CLOSING)
     saved = record(needs, incident, closing, f"execution {status}")
     needs.controls.unlock(CHECK_LOCK, saved.id)

@@ -61,7 +61,7 @@ def run(needs: Needs, incident_id: str) -> StepResult:
         story = "evidence has come in that the decision to release had not seen: contained and decided again"
         record(needs, before, before.again(), story)
         return StepResult("reopened", story)
-    let_go_at = before.let_go_at or stamp(needs.clock.now())
+    let_go_at = before.let_go_at if before.state is State.CLOSING else stamp(needs.clock.now())
     towards = replace(before, closing=closing, let_go_at=let_go_at).to(State.CLOSING)
     incident = record(needs, before, towards, f"towards {closing.value}")
     story = ""

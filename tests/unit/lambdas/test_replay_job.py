@@ -79,3 +79,9 @@ def test_what_came_over_the_wire_stays_inside_its_string() -> None:
 
 def test_a_hash_that_is_none_is_passed_over() -> None:
     assert commands.job_of(question(replace(OWN, sha256="short"))) == ()
+
+
+def test_a_path_that_would_be_an_option_is_passed_over() -> None:
+    option = replace(OWN, path="--model=somewhere:else")
+    assert commands.job_of(question(option)) == ()
+    assert OTHER.path in "\n".join(commands.job_of(question(option, OTHER)))
