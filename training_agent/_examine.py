@@ -15,6 +15,7 @@ from torch import Tensor
 from ._alarm import Sighting, weights_findings
 from ._capture import Capture
 from ._compilers import Footing, chosen, eager_contests, eagerly, one_offs, only_compiled
+from ._data_path import DataPath
 from ._evidence import Depth, Evidence
 from ._optimizer_state import layout_word, state_tensors
 from ._ring import ReplayFailedError, Ring, RingResult, contests
@@ -58,13 +59,12 @@ class Examiner:
     """The replica group's judge. Every method is called on all ranks alike."""
 
     def __init__(self, setup: Setup, ring: Ring) -> None:
-        self._comm, self._ring, self._rank_map = setup.comm, ring, setup.rank_map
-        self._sharding = setup.sharding
+        self._comm, self._ring, self._sharding = setup.comm, ring, setup.sharding
+        self._rank_map, self._naming = setup.rank_map, setup.naming
         self._rotate = setup.schedule.partner is Partner.ROTATE
         self._weights = dict(setup.module.named_parameters())  # frozen ones too
-        self._optimizers = setup.optimizers
-        self._device = setup.device
-        self._naming = setup.naming
+        self._optimizers, self._device = setup.optimizers, setup.device
+        self._data = DataPath(setup.comm, setup.rank_map, setup.device, setup.rebuild_batch)
         self._audits = 0
         self.disputed: RingResult | None = None  # what this rank holds of the last step that mismatched
         self._footing = Footing(setup.comm)
@@ -105,12 +105,14 @@ class Examiner:
         Args:
             batch, original: this rank's own micro-batch and what it computed; None: it has none to compare.
             nonfinite: ranks whose local gradient is not finite.
-            obstacle: why it has none.
-            micro_batches: of this rank's update.
+            obstacle: why it has none. micro_batches: of this rank's update.
             at_start: nothing has shown yet that these GPUs can agree (the preflight).
         """
         with self.stopwatch.running():
-            return self._examined(step, batch, original, nonfinite, micro_batches, obstacle, at_start)
+            found = self._examined(step, batch, original, nonfinite, micro_batches, obstacle, at_start)
+            if at_start or not isinstance(found, AuditPass):
+                return found
+            return self._data.differs(step, batch, micro_batches, self._partners()) or found
 
     def _examined(
         self,
@@ -132,11 +134,10 @@ class Examiner:
             result = self._ring.replay(targets, batch.capture, original, several=micro_batches > 1)
         except ReplayFailedError as e:
             return self.unexamined(step, str(e), nonfinite)
-        loss_audited = batch.loss_audited
         if not result.pairs and not nonfinite:
             if not at_start:  # the preflight compares replays with replays, never with a step
                 self._footing.passed(batch.capture)
-            return AuditPass(original.tensors, original.nbytes, loss_audited)
+            return AuditPass(original.tensors, original.nbytes, batch.loss_audited)
         sighting = Sighting(
             Check.NONFINITE if nonfinite else Check.REPLAY,
             step,
@@ -145,7 +146,7 @@ class Examiner:
             pairs=result.pairs,
             tensors_compared=original.tensors,
             bytes_compared=original.nbytes,
-            loss_audited=loss_audited,
+            loss_audited=batch.loss_audited,
         )
         self.disputed = result
         return self._judge(sighting, result, at_start=at_start)

@@ -21,6 +21,7 @@ from . import _bisecting, exit_codes
 from ._alarm import versions, what_runs
 from ._bisecting import BisectReporter
 from ._comm import Comm
+from ._data_path import RebuildBatch
 from ._refusals import diverging_hook, refuse_optimizers, refuse_tensors, unwrapped, unwrapped_optimizer
 from ._sharding import Sharding, sharding_of
 from ._shared_proof import prove_shared
@@ -52,6 +53,7 @@ class Wishes:
     policy: Policy | str = Policy.STOP
     finish: Callable[[], None] | None = None  # what the loop does between backward and step
     naming: Naming | str = Naming.FULL
+    rebuild_batch: RebuildBatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Setup:
     policy: Policy
     finish: Callable[[], None] | None
     naming: Naming
+    rebuild_batch: RebuildBatch | None
     comm: Comm
     rank_map: RankMap
     device: torch.device
@@ -123,6 +126,7 @@ def set_up(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], wishes:
         Policy(wishes.policy),
         wishes.finish,
         Naming(wishes.naming),
+        wishes.rebuild_batch,
         comm,
         rank_map,
         device,
@@ -187,6 +191,7 @@ def agree_on_setup(
         "schedule": repr(wishes.schedule),
         "mode, policy and naming": (str(wishes.mode), str(wishes.policy), str(wishes.naming)),
         "step": wishes.step,
+        "rebuild_batch": wishes.rebuild_batch is not None,
         "parameters": hashlib.sha256(repr(shapes).encode()).hexdigest()[:12],
         "versions": versions(),
     }
@@ -208,6 +213,10 @@ def _refuse_unknown(wishes: Wishes) -> None:
         if what not in list(kinds):
             names = ", ".join(repr(k.value) for k in kinds)
             raise ConfigurationError(f"attach({kinds.__name__.lower()}={what!r}): use one of {names}.")
+    if wishes.rebuild_batch is not None and wishes.compute_loss is None:
+        raise ConfigurationError(
+            "rebuild_batch rebuilds what compute_loss gets: pass attach(compute_loss=...)."
+        )
     if wishes.policy == Policy.RETRY and wishes.compute_loss is None:
         raise ConfigurationError(
             "policy='retry' computes a step again, which needs the loss function: pass attach(..., "

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from . import _startup
 from ._capture import Capture, Unit
+from ._data_path import RebuildBatch
 from ._evidence import Depth, Evidence
 from ._examine import Examiner
 from ._farewell import Farewell
@@ -62,6 +63,7 @@ def attach(
     policy: Policy | str = Policy.STOP,
     finish: Callable[[], None] | None = None,
     naming: Naming | str = Naming.FULL,
+    rebuild_batch: RebuildBatch | None = None,
 ) -> Guard:
     """Guard a training loop; a collective, called once on every rank before the first forward.
 
@@ -86,15 +88,16 @@ def attach(
     policy: "stop", "retry", "skip" or "warn", see `training_agent.policy.Policy`.
     finish: what the loop does between backward and `step()`, such as clipping: a retried step repeats it.
     naming: "full", or "lazy": name from small 1-D gradients only, see `training_agent.policy.Naming`.
+    rebuild_batch: `rebuild_batch(step, rank)` gives the batch that `compute_loss` got there, under
+        accumulation the list of them: audits then compare the data too. Nobody is named for data.
 
     Raises
     ------
     ConfigurationError: on every rank, when one of them cannot be guarded; the text says what to change.
     """
     schedule = schedule or Schedule()
-    wishes = Wishes(
-        compute_loss, schedule, step, settings, reporter, checkpoints, mode, policy, finish, naming
-    )
+    how = (mode, policy, finish, naming, rebuild_batch)
+    wishes = Wishes(compute_loss, schedule, step, settings, reporter, checkpoints, *how)
     setup = _startup.set_up(ddp_model, optimizer, wishes)
     if isinstance(setup.reporter, GroupReporter):
         setup.reporter.among(setup.rank_map.places)

@@ -43,6 +43,15 @@ def ragged(loop: Loop, step: int) -> None:
     loop.optimizers[0].step()
 
 
+def other_environment(loop: Loop, step: int) -> None:
+    """From step 4 on rank 2 computes with another number of threads, which can change bits."""
+    torch.set_num_threads(2 if loop.rank == 2 and step >= 4 else 1)
+    try:
+        plain_step(loop, step)
+    finally:
+        torch.set_num_threads(1)
+
+
 def accumulate(loop: Loop, step: int) -> None:
     """Three micro-batches, the first two under no_sync."""
     loop.optimizers[0].zero_grad()

@@ -32,7 +32,8 @@ from tests.distributed.cases import (
     UNAUDITED,
     Case,
 )
-from tests.distributed.loops import Loop, saved_each_time
+from tests.distributed.data_path import data_cases, unclipped
+from tests.distributed.loops import Loop, other_environment, saved_each_time
 from tests.distributed.models import batch_for
 from tests.distributed.refused import REFUSED
 from tests.distributed.small_model import fingerprint, settings_for
@@ -212,6 +213,10 @@ def scenarios(rank: int) -> dict[str, Callable[[], dict[str, Any]]]:
     for name, (case, _) in REFUSED.items():
         runs[name] = lambda case=case: train(case, rank, guarded=True)
     runs["fault from the start"] = lambda: train(Case(), rank, guarded=True, strike=from_the_start)
+    moved = Case(step=other_environment)
+    runs["environment"] = lambda: train(moved, rank, guarded=True, strike=persistent)
+    for name, case in data_cases(rank).items():
+        runs[name] = lambda case=case: train(case, rank, guarded=True)
     for policy in ("retry", "skip", "warn"):
         # no clipping: a retried step can repeat only what it knows of
         case = Case(step=unclipped, options={"policy": policy})
@@ -272,13 +277,6 @@ def _audited(name: str, case: Case, rank: int) -> dict[str, Callable[[], dict[st
         f"{name}: x1000": lambda: train(case, rank, guarded=True, strike=persistent),
         f"{name}: nan": lambda: train(case, rank, guarded=True, strike=nan_at(5)),
     }
-
-
-def unclipped(loop: Loop, step: int) -> None:
-    """Nothing between backward and update."""
-    loop.optimizers[0].zero_grad()
-    loop.loss(loop.model, batch_for(loop.rank, step)).backward()
-    loop.optimizers[0].step()
 
 
 def main(out: Path, compiled: str = "") -> None:

@@ -169,7 +169,7 @@ def test_what_cannot_be_supported_is_refused(runs: dict[str, Results], name: str
         assert r["after"][0] == r["start"]  # no update was applied
 
 
-# -- preflight -----------------------------------------------------------------------------------------
+# -- preflight, environment, loss, data ----------------------------------------------------------------
 
 
 def test_a_gpu_that_differs_from_its_node_mate_is_named_before_the_first_update(
@@ -181,12 +181,51 @@ def test_a_gpu_that_differs_from_its_node_mate_is_named_before_the_first_update(
     assert [r["states"] for r in results] == [[]] * RANKS
 
 
-# -- loss ----------------------------------------------------------------------------------------------
+def test_s1_replays_that_differ_where_an_environment_does_name_nobody(runs: dict[str, Results]) -> None:
+    alarm = the_alarm(runs["environment"])
+    (finding,) = alarm.findings
+    assert (alarm.step, alarm.named_ranks, finding.kind) == (4, (), FindingKind.SOFTWARE)
+    assert (
+        "environments differ: threads must be equal on all ranks: rank 0 has 1, rank 2 has 2"
+        in finding.evidence
+    )
 
 
 def test_a_loss_that_the_model_returns_is_audited(runs: dict[str, Results]) -> None:
     assert runs["returned loss: clean"][0]["manifest"]["loss_audited"]
     assert not runs["accumulation without compute_loss: clean"][0]["manifest"]["loss_audited"]
+
+
+def test_an_audit_that_rebuilds_batches_is_quiet_and_leaves_the_run_bit_identical(
+    runs: dict[str, Results],
+) -> None:
+    for name in ("data: clean", "data: accumulation"):
+        assert [r["error"] for r in runs[name]] == [""] * RANKS
+        assert [r["manifest"]["audits_passed"] for r in runs[name]] == [3] * RANKS
+    assert same_end(runs["data: clean"], runs["retry: unguarded"])
+
+
+def test_data_that_a_peer_builds_otherwise_stop_the_step_and_name_nobody(runs: dict[str, Results]) -> None:
+    alarm = the_alarm(runs["data: spoilt"])
+    (finding,) = alarm.findings
+    assert (alarm.check, alarm.step, alarm.named_ranks) == (Check.REPLAY, 4, ())
+    assert [p.target for p in alarm.pairs] == [BAD]
+    assert (finding.kind, finding.rank) == (FindingKind.SOFTWARE, None)
+    assert "computed step 4 from other data" in finding.evidence
+
+
+def test_a_rebuild_batch_that_gives_something_else_everywhere_is_said_to(runs: dict[str, Results]) -> None:
+    alarm = the_alarm(runs["data: other"])
+    assert (alarm.step, len(alarm.pairs), alarm.named_ranks) == (2, RANKS, ())
+    assert "does not give what the loop trains on" in alarm.findings[0].evidence
+
+
+def test_a_rebuild_batch_that_fails_on_one_rank_skips_the_audit_on_all(runs: dict[str, Results]) -> None:
+    counts = [
+        (r["manifest"]["audits_passed"], r["manifest"]["audits_skipped"]) for r in runs["data: failing"]
+    ]
+    assert counts == [(0, 3)] * RANKS
+    assert "pass attach(compute_loss=...)" in runs["data: without compute_loss"][0]["error"]
 
 
 # -- hooks of users ------------------------------------------------------------------------------------

@@ -1,0 +1,98 @@
+"""Audits where batches come from: a peer builds the batch of a step again and compares it with the one used.
+
+Comes in: the user's `rebuild_batch`, and what a rank gave its loss function. Goes out: a `Sighting` that
+names nobody, the reason why nothing could be compared, or nothing. Next: `_examine` hands it on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from ._alarm import Sighting
+from ._capture import kept_rng
+from ._comm import Comm
+from ._watch import MicroBatch
+from .contest import places_of
+from .contract import Check, Finding, FindingKind, Pair
+from .digest import digest
+from .placement import RankMap
+
+RebuildBatch = Callable[[int, int], Any]  # step, rank
+_PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class DataPath:
+    """The replica group with what builds batches; every method is called on all ranks alike."""
+
+    comm: Comm
+    rank_map: RankMap
+    device: torch.device
+    rebuild: RebuildBatch | None  # None: batches are taken as they came
+
+    def differs(
+        self, step: int, batch: MicroBatch | None, micro_batches: int, targets: Sequence[int]
+    ) -> Sighting | str | None:
+        """Build each target's batch of `step` again and compare it with what the target computed from.
+
+        Args:
+            batch: this rank's own audited micro-batch.
+            micro_batches: of this rank's update; with more than one, the list of them is rebuilt.
+            targets: `targets[i]` is whose batch `comm.ranks[i]` rebuilds; a permutation.
+        """
+        if self.rebuild is None or batch is None:
+            return None
+        ranks, target = self.comm.ranks, targets[self.comm.ranks.index(self.comm.rank)]
+        args = batch.capture.args
+        used, again, problem = "", "", ""
+        try:
+            used = contents((args[0] if len(args) == 1 else args, *batch.capture.kwargs.values()))
+            with kept_rng(self.device):
+                built = self.rebuild(step, target)
+            again = contents((built if micro_batches == 1 else built[batch.backward],))
+        except Exception as e:  # noqa: BLE001 - whatever the user's code raises must not leave others waiting
+            problem = (
+                f"rebuild_batch({step}, {target}) failed on rank {self.comm.rank}: {type(e).__name__}: {e}"
+            )
+        given = self.comm.gather((used, target, again, problem))
+        answers: dict[int, tuple[str, int, str, str]] = dict(zip(ranks, given, strict=True))
+        problems = [p for *_, p in answers.values() if p]
+        if problems:
+            return problems[0]
+        pairs = [Pair(r, t) for r, (_, t, built, _) in answers.items() if built != answers[t][0]]
+        return _sighting(step, sorted(pairs, key=lambda p: p.target), self.rank_map) if pairs else None
+
+
+def contents(value: Any) -> str:
+    """16 hex digits over all tensors (bits, dtype, shape) and plain values inside; on any device the same."""
+
+    def leaf(found: Any) -> object:
+        if isinstance(found, Tensor):
+            return str(found.dtype), tuple(found.shape), digest([found.detach()])[0].tolist()
+        return found if isinstance(found, _PLAIN) else type(found).__name__
+
+    return hashlib.sha256(repr([leaf(v) for v in tree_leaves(value)]).encode()).hexdigest()[:16]
+
+
+def _sighting(step: int, pairs: Sequence[Pair], rank_map: RankMap) -> Sighting:
+    """Loader, storage and host memory are no GPU: nobody is named. Most ranks at once: it is the function."""
+    involved = places_of(rank_map, sorted({r for p in pairs for r in (p.replayer, p.target)}))
+    first = pairs[0]
+    text = (
+        f"rank {first.target} computed step {step} from other data than rank {first.replayer} builds for it"
+    )
+    if len(pairs) > 1:
+        text += f", and so did {len(pairs) - 1} more of {rank_map.size} ranks"
+    if 2 * len(pairs) > rank_map.size:
+        text += ": rebuild_batch(step, rank) does not give what the loop trains on"
+    else:
+        text += ": look at loader, storage and host memory of both; their GPUs agree"
+    finding = Finding(FindingKind.SOFTWARE, involved=involved, evidence=text)
+    return Sighting(Check.REPLAY, step, (finding,), pairs=tuple(pairs), loss_audited=True)
