@@ -153,7 +153,8 @@ class Examiner:
 
     def only_finiteness(self, micro_batches: int) -> bool:
         """Whether a non-finite step is judged by its set of non-finite gradients alone; a collective."""
-        return self._footing.compiled() or micro_batches > 1
+        several = self._comm.total([micro_batches > 1])[0] > 0  # on any rank: all must go one way
+        return self._footing.compiled() or several
 
     def unexamined(self, step: int, reason: str | None, nonfinite: tuple[int, ...]) -> Sighting | str:
         """Judge a step that cannot be replayed: a non-finite one still alarms, an audit is skipped."""
@@ -244,8 +245,7 @@ class Examiner:
         found = attribute(
             self._rank_map, result.pairs, judged, nonfinite=sighting.nonfinite_ranks, reproduced=reproduced
         )
-        seen = result.original.depth is not Depth.FINITENESS
-        findings = self._believable(found.findings, seen)
+        findings = self._believable(found.findings, result.original.depth is not Depth.FINITENESS)
         findings = ambiguous_at_start(self._rank_map, findings) if at_start else findings
         return replace(sighting, findings=findings, contests=found.contests)
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import atexit
 import sys
 from dataclasses import dataclass
+from datetime import timedelta
 
 from . import exit_codes
 from ._alarm import Sighting
 from ._update import Update
 from .contract import Check, ExitCode, Finding, FindingKind
 from .errors import AgentError, SdcAlarm
+
+MEETING = timedelta(seconds=10)  # for ranks that all fail at the same line
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,11 @@ class Farewell:
         last = getattr(setup.outer, "require_forward_param_sync", True)
         if not last or len(update.watch.batches) != update.norms.backwards:
             return  # the others are in a forward or backward: nobody is at the update
-        if bool(update.norms.reduced_nonfinite(setup.device)):
+        if not bool(update.norms.reduced_nonfinite(setup.device)):
+            return
+        # In deferred mode a rank that goes on is in its next backward when it judges this step.
+        key = f"sdc/farewell/{update.ledger.step + 1}"
+        if not update.deferred or setup.comm.meet(key, MEETING):
             update.before(setup.optimizers[0])
             update.drain()
 

@@ -20,6 +20,9 @@ class Step:
     backwards: int
     sharding: Any = None
     reduced: bool = True
+    deferred: bool = False
+    others_come: bool = True
+    ledger: Any = field(default_factory=lambda: SimpleNamespace(step=4))
     judged: list[str] = field(default_factory=list)
 
     @property
@@ -34,7 +37,8 @@ class Step:
     def setup(self) -> Any:
         outer = SimpleNamespace(require_forward_param_sync=self.reduced)
         cpu = torch.device("cpu")
-        return SimpleNamespace(outer=outer, sharding=self.sharding, device=cpu, optimizers=(None,))
+        comm = SimpleNamespace(meet=lambda key, timeout: self.others_come)
+        return SimpleNamespace(comm=comm, outer=outer, sharding=self.sharding, device=cpu, optimizers=(None,))
 
     def before(self, _optimizer: Any) -> None:
         self.judged.append("before")
@@ -43,17 +47,26 @@ class Step:
         self.judged.append("drain")
 
 
-@pytest.mark.parametrize("micro_batches", [1, 3])
-def test_a_step_whose_gradients_are_whole_is_judged(micro_batches: int) -> None:
-    step = Step(micro_batches, micro_batches)
+@pytest.mark.parametrize(
+    "step",
+    [Step(1, 1), Step(3, 3), Step(1, 1, others_come=False), Step(1, 1, deferred=True)],
+    ids=["one", "three", "others at the update", "deferred, all fail"],
+)
+def test_a_step_whose_gradients_are_whole_is_judged(step: Step) -> None:
     Farewell(step).judge_open_step()  # type: ignore[arg-type]
     assert step.judged == ["before", "drain"]
 
 
 @pytest.mark.parametrize(
     "step",
-    [Step(1, 0), Step(2, 1), Step(1, 1, reduced=False), Step(1, 1, sharding="a mesh")],
-    ids=["first forward", "another forward or its backward", "between micro-batches", "shards"],
+    [
+        Step(1, 0),
+        Step(2, 1),
+        Step(1, 1, reduced=False),
+        Step(1, 1, sharding="a mesh"),
+        Step(1, 1, deferred=True, others_come=False),
+    ],
+    ids=["first forward", "another forward or its backward", "between micro-batches", "shards", "deferred"],
 )
 def test_a_rank_that_fails_while_the_others_compute_asks_them_nothing(step: Step) -> None:
     Farewell(step).judge_open_step()  # type: ignore[arg-type]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +12,7 @@ from torch import nn
 from tests.unit.agent.places import even_map
 from training_agent._alarm import Passes, Sighting, message, suspect_window, weights_findings
 from training_agent._compilers import eager_contests
+from training_agent._examine import Examiner
 from training_agent._ledger import Ledger, LoadedManifest, state_digests
 from training_agent._ring import Answer, contests
 from training_agent.checks.weights import Divergence
@@ -129,3 +133,13 @@ def test_an_answer_that_is_missing_without_the_compiler_counts_as_asked_too() ->
     }
     (contest,) = eager_contests((Pair(replayer=2, target=1),), answers, {1: (0, 1, 2, 3)})
     assert (contest.absent, contest.majority, contest.outvoted) == ((3,), None, ())
+
+
+@pytest.mark.parametrize(("mine", "elsewhere", "alone"), [(1, 0, False), (1, 1, True), (3, 0, True)])
+def test_all_ranks_judge_a_nonfinite_audit_by_one_depth_whoever_has_several_micro_batches(
+    mine: int, elsewhere: int, alone: bool
+) -> None:
+    comm = SimpleNamespace(total=lambda counts: [sum(counts) + elsewhere])
+    footing = SimpleNamespace(compiled=lambda: False)
+    group: Any = SimpleNamespace(_comm=comm, _footing=footing)
+    assert Examiner.only_finiteness(group, mine) is alone
