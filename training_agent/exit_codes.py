@@ -10,12 +10,12 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from .contract import Env
-from .errors import AgentError, SdcAlarm
+from .contract import Env, ExitCode
+from .errors import AgentError, ConfigurationError, SdcAlarm
 from .shared_files import write_atomic
 
 _installed = threading.Event()
@@ -23,8 +23,26 @@ _installed = threading.Event()
 witnesses: list[Callable[[], None]] = []
 
 
+def chosen(code: int, environ: Mapping[str, str] = os.environ) -> int:
+    """What `SDC_EXIT_CODES` ("3=13 5=15") makes of a code.
+
+    Raises:
+        ConfigurationError: it is no list of pairs, a first one is no code of ours, a second not 1 to 255.
+    """
+    text = environ.get(Env.EXIT_CODES, "")
+    pairs = {left: right for left, _, right in (pair.partition("=") for pair in text.split())}
+    known = {str(int(c)) for c in ExitCode}
+    good = all(k in known and v.isdecimal() and 0 < int(v) < 256 for k, v in pairs.items())
+    if not good or len(pairs) != len(text.split()):
+        raise ConfigurationError(
+            f'{Env.EXIT_CODES.value}={text!r}: write pairs such as "3=13 5=15"; left one of '
+            f"{', '.join(sorted(known, key=int))}, each once, right 1 to 255."
+        )
+    return int(pairs.get(str(int(code)), code))
+
+
 def record(code: int) -> None:
-    """Leave this worker's exit code for the launcher wrapper; without a wrapper do nothing."""
+    """Leave this worker's exit code, our own, for the launcher wrapper; without a wrapper do nothing."""
     folder = os.environ.get(Env.EXIT_CODE_DIR)
     if not folder:
         return
@@ -84,4 +102,6 @@ def leave(code: int) -> None:
             stream.flush()
         except (OSError, ValueError):
             continue  # a closed pipe must not change the exit code
+    with contextlib.suppress(ConfigurationError):  # refused by the settings before anything else
+        code = chosen(code)
     os._exit(int(code))

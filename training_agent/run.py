@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType
 
 from .contract import Env, ExitCode
+from .errors import ConfigurationError
+from .exit_codes import chosen
 
 USAGE = "usage: python -m training_agent.run -- torchrun [options] script.py [arguments]\n"
 # An alarm explains why peers vanished, never the other way round.
@@ -36,10 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not command or command[0].startswith("-"):
         sys.stderr.write(USAGE)
         return 2
+    try:
+        chosen(0)
+    except ConfigurationError as e:
+        sys.stderr.write(f"{e}\n")
+        return int(ExitCode.CONFIGURATION)
     with tempfile.TemporaryDirectory(prefix="sdc-exit-codes-") as folder:
         code = _run(command, {**os.environ, Env.EXIT_CODE_DIR.value: folder})
         # A launcher that ended well (after a restart of its own, say) has the last word.
-        return 0 if code == 0 else most_significant(recorded(Path(folder)), otherwise=code)
+        ours = recorded(Path(folder))
+        return 0 if code == 0 else chosen(most_significant(ours, otherwise=code)) if ours else code
 
 
 def recorded(folder: Path) -> tuple[int, ...]:

@@ -84,6 +84,7 @@ class AgentSettings:
         if environ is None:
             exit_codes.install()  # a refusal below ends the process with its documented code
         env = os.environ if environ is None else environ
+        exit_codes.chosen(0, env)  # refuses what it cannot read
         node_name = node or env.get(Env.NODE_NAME)
         if not node_name:
             raise ConfigurationError(

@@ -168,7 +168,7 @@ def _compute(
         Env.CAPSULE_MB.value: "0",
     }
     (scratch / "shared").mkdir()
-    told = {Env.EVENT_BUS.value, Env.QUARANTINE_TABLE.value, Env.TERMINATION_LOG.value}
+    told = {e.value for e in (Env.EVENT_BUS, Env.QUARANTINE_TABLE, Env.TERMINATION_LOG, Env.EXIT_CODES)}
     environment = {**{k: v for k, v in environ.items() if k not in told}, **changed}
     command = [sys.executable, "-m", "training_agent.run", "--", *wanted.launch]
     try:

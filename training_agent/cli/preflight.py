@@ -73,7 +73,7 @@ def preflight(screen: Screen, launch: Sequence[str]) -> Exit:
 
 def _run(launch: Sequence[str], say: Any) -> tuple[int, list[dict[str, Any]], list[str]]:
     command = [sys.executable, "-m", "training_agent.run", "--", *launch]
-    environment = {**os.environ, Env.PREFLIGHT.value: "1"}
+    environment = {**os.environ, Env.PREFLIGHT.value: "1", Env.EXIT_CODES.value: ""}
     reports: list[dict[str, Any]] = []
     tail: list[str] = []
     try:

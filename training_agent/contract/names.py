@@ -72,6 +72,7 @@ class Env(str, Enum):
     IMAGE = "SDC_IMAGE"  # of the container; Kubernetes does not tell a pod, the manifest can
     OTLP_ENDPOINT = "SDC_OTLP_ENDPOINT"  # http://host:4318 of an OpenTelemetry collector
     POD_EVENTS = "SDC_POD_EVENTS"  # 1: an alarm becomes a Kubernetes Event on the named pods
+    EXIT_CODES = "SDC_EXIT_CODES"  # other codes for a scheduler that uses ours: "3=13 5=15"
     EXIT_CODE_DIR = "SDC_EXIT_CODE_DIR"  # of `training_agent.run`: workers leave their codes there
     CAPSULE_MB = "SDC_CAPSULE_MB"  # largest repro capsule of an alarm, in MB; 0: none is written
     BISECT = "SDC_BISECT"  # set by `sdc bisect`: the file with what this launch computes again

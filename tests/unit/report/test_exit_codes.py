@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from training_agent.errors import ConfigurationError
 from training_agent.run import main, most_significant
+from training_agent.settings import AgentSettings
 
 from .builders import ROOT
 
@@ -121,6 +123,28 @@ def test_an_alarm_outweighs_the_peers_it_took_along() -> None:
     assert main(launcher(130, 3, 130)) == 3
     assert main(launcher(130, 5)) == 5
     assert most_significant([131, 1], otherwise=1) == 131
+
+
+def test_codes_are_exchanged_for_those_that_a_scheduler_wants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SDC_EXIT_CODES", "3=13 130=77")
+    child = worker("SdcAlarm(an_alarm(), 'rank 1')", SDC_EXIT_CODE_DIR=str(tmp_path))
+    assert (child.returncode, [p.read_text() for p in tmp_path.iterdir()]) == (13, ["3"])
+    assert main(launcher(130, 3)) == 13  # significance goes by our own
+    assert main(launcher(4)) == 4
+    assert main(launcher(ends=3)) == 3  # the launcher's own
+
+
+@pytest.mark.parametrize("text", ["3", "3=", "3=0", "3=256", "7=8", "3=a", "3=4 3=5"])
+def test_exit_codes_that_cannot_be_read_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    with pytest.raises(ConfigurationError, match="SDC_EXIT_CODES"):
+        AgentSettings.from_env({"SDC_EXIT_CODES": text}, node="hyperpod-i-1")
+    monkeypatch.setenv("SDC_EXIT_CODES", text)
+    assert main(launcher(3)) == 4
+    assert "write pairs such as" in capsys.readouterr().err
 
 
 def test_without_a_workers_code_the_launchers_own_stands() -> None:
