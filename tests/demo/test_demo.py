@@ -88,10 +88,8 @@ def judge(out: Path, number: int) -> None:
 
 
 @pytest.mark.timeout(TIMEOUT_SECONDS + 30)
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_random_fault_goes_all_the_way_round(tmp_path: Path, which: int) -> None:
-    number = int(os.environ.get("DEMO_DRAW", random.SystemRandom().randrange(1_000_000)))
-    judge(tmp_path / "out", number + which)
+def test_a_random_fault_goes_all_the_way_round(tmp_path: Path) -> None:
+    judge(tmp_path / "out", int(os.environ.get("DEMO_DRAW", random.SystemRandom().randrange(1_000_000))))
 
 
 @pytest.mark.soak
