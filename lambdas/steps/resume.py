@@ -1,8 +1,8 @@
 """Close: release what is ours and exonerated or replaced, see the job come back, write the terminal state.
 
 In: an incident on its way to an end. Out: "waiting" for the job's next start, "reopened" when evidence came
-in that the decision to release had not seen, or "closed". An end that nobody proved (no answer, a human's
-case) leaves cordon and quarantine as they are.
+in that the decision to release had not seen, "halted" where mode or kill switch forbid the release, or
+"closed". An end that nobody proved (no answer, a human's case) leaves cordon and quarantine as they are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .confirm import CHECK_LOCK
 from .contain import release_quarantine
 from .effects import uncordon
 from .locate import free_gates
-from .outcome import StepResult, alarm_of, joined_by, record
+from .outcome import StepResult, alarm_of, joined_by, record, to_human
 from .replace import let_go
 
 WAIT_SECONDS = 30
@@ -31,7 +31,8 @@ LONG_WAIT_SECONDS = 60  # after QUICK_POLLS
 QUICK_POLLS = 20
 MAX_POLLS = 100  # an hour and a half for the job to start again; the incident closes without it
 RELEASING = frozenset({State.RELEASED, State.REJECTED_RELEASED})  # back to work
-FREED = RELEASING | {State.REPLACED, State.TERMINATED_NO_DEMAND}  # nobody has to hold for it any more
+GONE = frozenset({State.REPLACED, State.TERMINATED_NO_DEMAND})
+FREED = RELEASING | GONE  # nobody has to hold for it any more
 _ENDS = {
     State.EXPIRED: "nobody answered; the node stays cordoned and was not replaced",
     State.REJECTED_KEPT: "a human rejected the replacement and keeps the node cordoned",
@@ -70,10 +71,10 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     if closing in FREED:
         try:
             story = _free(needs, incident, closing)
-        except NeedsHumanError as e:  # halted: nothing is released, and the incident says so
-            if closing is State.REPLACED:
-                return _close(needs, incident, closing, f"replaced; {e}")
-            return _close(needs, replace(incident, human_reason=str(e)), State.HANDED_TO_HUMAN, str(e))
+        except HaltedError as e:
+            if closing not in GONE:  # nothing is released: people are told what stays, then it is closed
+                return replace(to_human(needs, incident.id, e), outcome="halted")
+            return _close(needs, incident, closing, f"the old node is gone; {e}")
         incident, waiting = _look_for_job(needs, incident)
         if waiting:
             wait = WAIT_SECONDS if incident.tries["resume"] < QUICK_POLLS else LONG_WAIT_SECONDS

@@ -43,7 +43,12 @@ FLOW = {
         "drilled": "resume",
     },
     "verify": {"verified": "resume", "waiting": "wait before verify"},
-    "resume": {"closed": "closed", "waiting": "wait before resume", "reopened": "contain"},
+    "resume": {
+        "closed": "closed",
+        "waiting": "wait before resume",
+        "reopened": "contain",
+        "halted": "tell_human",
+    },
 }
 
 

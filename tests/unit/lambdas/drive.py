@@ -212,6 +212,6 @@ FLOW: dict[str, dict[str, str]] = {
     "approval_answered": ANSWERS,
     "replace": {"replaced": "verify", "busy": "replace", "drilled": "resume", "reopened": "contain"},
     "verify": {"waiting": "verify", "verified": "resume"},
-    "resume": {"waiting": "resume", "closed": "closed", "reopened": "contain"},
+    "resume": {"waiting": "resume", "closed": "closed", "reopened": "contain", "halted": "tell_human"},
     "tell_human": {"told": "resume"},
 }  # fmt: skip

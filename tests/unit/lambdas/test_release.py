@@ -136,6 +136,8 @@ def test_the_kill_switch_keeps_what_was_to_be_released(driver: Driver) -> None:
     driver.play(driver.world.incidents.get(incident_id), "resume")
     closed = driver.world.incidents.get(incident_id)
     assert closed.state is State.HANDED_TO_HUMAN and "kill switch" in closed.human_reason
+    ((_, _, body),) = driver.world.mail.sent  # a node that was to go back to work, and did not
+    assert "kill switch" in body and f"sdc release {incident_id}" in body
     assert driver.world.kubernetes.nodes[NODE].unschedulable
     assert driver.world.quarantine.state(instance_subject(SUSPECT)) == "held"
 
