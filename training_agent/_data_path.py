@@ -44,29 +44,36 @@ class DataPath:
 
         Args:
             batch: this rank's own audited micro-batch.
-            micro_batches: of this rank's update; with more than one, the list of them is rebuilt.
+            micro_batches: of this rank's update; of one with several the list is rebuilt.
             targets: `targets[i]` is whose batch `comm.ranks[i]` rebuilds; a permutation.
         """
         if self.rebuild is None or batch is None:
             return None
-        ranks, target = self.comm.ranks, targets[self.comm.ranks.index(self.comm.rank)]
-        args = batch.capture.args
+        ranks, own = self.comm.ranks, self.comm.rank
+        target, args = targets[ranks.index(own)], batch.capture.args
         used, again, problem = "", "", ""
         try:
             used = contents((args[0] if len(args) == 1 else args, *batch.capture.kwargs.values()))
+        except Exception as e:  # noqa: BLE001 - whatever is wrong here must not leave others waiting
+            problem = f"the batch of rank {own} cannot be digested: {type(e).__name__}: {e}"
+        # How many micro-batches an update has may differ by rank, and so what is rebuilt.
+        theirs: dict[int, tuple[str, int, int]] = dict(
+            zip(ranks, self.comm.gather((used, micro_batches, batch.backward)), strict=True)
+        )
+        expected, several, index = theirs[target]
+        try:
             with kept_rng(self.device):
                 built = self.rebuild(step, target)
-            again = contents((built if micro_batches == 1 else built[batch.backward],))
-        except Exception as e:  # noqa: BLE001 - whatever the user's code raises must not leave others waiting
+            again = contents((built if several == 1 else built[index],))
+        except Exception as e:  # noqa: BLE001 - the same for the user's code
             problem = (
-                f"rebuild_batch({step}, {target}) failed on rank {self.comm.rank}: {type(e).__name__}: {e}"
+                problem or f"rebuild_batch({step}, {target}) failed on rank {own}: {type(e).__name__}: {e}"
             )
-        given = self.comm.gather((used, target, again, problem))
-        answers: dict[int, tuple[str, int, str, str]] = dict(zip(ranks, given, strict=True))
-        problems = [p for *_, p in answers.values() if p]
+        answers = self.comm.gather((target, again != expected, problem))
+        problems = [p for *_, p in answers if p]
         if problems:
-            return problems[0]
-        pairs = [Pair(r, t) for r, (_, t, built, _) in answers.items() if built != answers[t][0]]
+            return str(problems[0])
+        pairs = [Pair(r, t) for r, (t, wrong, _) in zip(ranks, answers, strict=True) if wrong]
         return _sighting(step, sorted(pairs, key=lambda p: p.target), self.rank_map) if pairs else None
 
 

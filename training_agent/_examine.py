@@ -153,8 +153,7 @@ class Examiner:
 
     def only_finiteness(self, micro_batches: int) -> bool:
         """Whether a non-finite step is judged by its set of non-finite gradients alone; a collective."""
-        several = self._comm.total([micro_batches > 1])[0] > 0  # on any rank: all must go one way
-        return self._footing.compiled() or several
+        return self._footing.compiled() or self._comm.total([micro_batches > 1])[0] > 0  # on any rank
 
     def unexamined(self, step: int, reason: str | None, nonfinite: tuple[int, ...]) -> Sighting | str:
         """Judge a step that cannot be replayed: a non-finite one still alarms, an audit is skipped."""

@@ -35,6 +35,16 @@ def spoilt(loop: Loop, step: int) -> None:
     loop.optimizers[0].step()
 
 
+def uneven(loop: Loop, step: int) -> None:
+    """Rank BAD accumulates two micro-batches, the others one."""
+    loop.optimizers[0].zero_grad()
+    if loop.rank == BAD:
+        with loop.model.no_sync():
+            loop.loss(loop.model, batch_for(loop.rank, step, 1)).backward()
+    loop.loss(loop.model, batch_for(loop.rank, step)).backward()
+    loop.optimizers[0].step()
+
+
 def rebuilt(step: int, rank: int) -> Batch:
     torch.rand(1)  # the loop's RNG must not notice
     return batch_for(rank, step)
@@ -56,6 +66,12 @@ def data_cases(own: int) -> dict[str, Case]:
         "data: spoilt": case(rebuilt, step=spoilt),
         "data: accumulation": case(
             lambda step, rank: [batch_for(rank, step, micro) for micro in range(3)], step=loops.accumulate
+        ),
+        "data: uneven": case(
+            lambda step, rank: (
+                [batch_for(rank, step, 1), batch_for(rank, step)] if rank == BAD else batch_for(rank, step)
+            ),
+            step=uneven,
         ),
         "data: failing": case(failing),
         "data: other": case(lambda step, rank: batch_for(rank, step + 1)),

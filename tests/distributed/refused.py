@@ -50,6 +50,13 @@ class Sparse(models.Net):
         return super().forward(x + self.table(torch.arange(len(x))))
 
 
+class Putting(models.Net):
+    """Calls an operator that has no deterministic kernel on any device."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.clone().put_(torch.tensor([3]), torch.ones(1)))
+
+
 def _step_in_hook(loop: Loop) -> None:
     """Optimizer-in-backward, by a user's own hook."""
     loop.plain.up.weight.register_post_accumulate_grad_hook(lambda _p: loop.optimizers[0].step())
@@ -87,6 +94,14 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "step in a hook": (Case(prepare=_step_in_hook), "was called inside the backward (optimizer-in-backward)"),
     "fused into the backward": (Case(prepare=_fused_into_backward), "up.weight, up.bias: an optimizer is"),
+    "no deterministic kernel": (
+        Case(Putting),
+        "The model cannot be audited: put_ does not have a deterministic",
+    ),
+    "retry without compute_loss": (
+        Case(loss=None, options={"policy": "retry"}),
+        "policy='retry' computes a step again, which needs the loss function",
+    ),
     "anomaly mode": (
         Case(step=under_anomaly_mode),
         "Autograd's anomaly mode (detect_anomaly) ends the backward",

@@ -10,7 +10,7 @@ import pytest
 from tests.distributed.cases import CASES, SCALED, UNAUDITED
 from tests.distributed.conftest import launch
 from tests.distributed.refused import REFUSED
-from training_agent.contract import Alarm, Check, FindingKind, Verdict, decode
+from training_agent.contract import Alarm, Check, FindingKind, Independence, Verdict, decode
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for all runs
 RANKS = 4
@@ -185,6 +185,7 @@ def test_s1_replays_that_differ_where_an_environment_does_name_nobody(runs: dict
     alarm = the_alarm(runs["environment"])
     (finding,) = alarm.findings
     assert (alarm.step, alarm.named_ranks, finding.kind) == (4, (), FindingKind.SOFTWARE)
+    assert alarm.independence is Independence.GPU  # two nodes
     assert (
         "environments differ: threads must be equal on all ranks: rank 0 has 1, rank 2 has 2"
         in finding.evidence
@@ -196,10 +197,8 @@ def test_a_loss_that_the_model_returns_is_audited(runs: dict[str, Results]) -> N
     assert not runs["accumulation without compute_loss: clean"][0]["manifest"]["loss_audited"]
 
 
-def test_an_audit_that_rebuilds_batches_is_quiet_and_leaves_the_run_bit_identical(
-    runs: dict[str, Results],
-) -> None:
-    for name in ("data: clean", "data: accumulation"):
+def test_rebuilding_batches_is_quiet_and_leaves_the_run_bit_identical(runs: dict[str, Results]) -> None:
+    for name in ("data: clean", "data: accumulation", "data: uneven"):
         assert [r["error"] for r in runs[name]] == [""] * RANKS
         assert [r["manifest"]["audits_passed"] for r in runs[name]] == [3] * RANKS
     assert same_end(runs["data: clean"], runs["retry: unguarded"])
