@@ -7,7 +7,10 @@ names nobody, the reason why nothing could be compared, or nothing. Next: `_exam
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,19 +65,35 @@ class DataPath:
         )
         expected, several, index = theirs[target]
         try:
-            with kept_rng(self.device):
+            with kept_rng(self.device), _kept_python_rng():
                 built = self.rebuild(step, target)
             again = contents((built if several == 1 else built[index],))
         except Exception as e:  # noqa: BLE001 - the same for the user's code
             problem = (
                 problem or f"rebuild_batch({step}, {target}) failed on rank {own}: {type(e).__name__}: {e}"
             )
-        answers = self.comm.gather((target, again != expected, problem))
+        wrong = again != expected
+        if not any(self.comm.total([bool(problem), wrong])):
+            return None
+        answers = self.comm.gather((target, wrong, problem))
         problems = [p for *_, p in answers if p]
         if problems:
             return str(problems[0])
-        pairs = [Pair(r, t) for r, (t, wrong, _) in zip(ranks, answers, strict=True) if wrong]
+        pairs = [Pair(r, t) for r, (t, differs, _) in zip(ranks, answers, strict=True) if differs]
         return _sighting(step, sorted(pairs, key=lambda p: p.target), self.rank_map) if pairs else None
+
+
+@contextmanager
+def _kept_python_rng() -> Iterator[None]:
+    """Loaders use Python's generator and NumPy's, and seed them by the step; the loop's must stay."""
+    plain, numpy = random.getstate(), sys.modules.get("numpy")
+    arrays: Any = None if numpy is None else numpy.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(plain)
+        if numpy is not None:
+            numpy.random.set_state(arrays)
 
 
 def contents(value: Any) -> str:

@@ -50,6 +50,7 @@ def train(
     on_step: called with the step and this rank's loss after each applied update.
     checkpoints: where to resume from and to save to, at the multiples of `schedule.ckpt_every`.
     options: further arguments of `attach`, such as `policy="retry"`: clipping is then repeated as well.
+        `rebuild_batch` gets the number that `batch_of` got.
 
     Returns
     -------
@@ -72,6 +73,11 @@ def train(
         if clip_norm is not None:
             nn.utils.clip_grad_norm_(ddp_model.parameters(), clip_norm)
 
+    number = 0  # of the batch in hand
+    rebuild = options.pop("rebuild_batch", None)
+    if rebuild is not None:  # dropped steps took their batches with them
+        options["rebuild_batch"] = lambda _step, rank: rebuild(number, rank)
+
     guard = attach(
         ddp_model,
         optimizer,
@@ -87,7 +93,8 @@ def train(
         while guard.step < steps:
             step = guard.step + 1
             optimizer.zero_grad(set_to_none=True)
-            loss = guard.compute_loss(ddp_model, batch_of(step + dropped))
+            number = step + dropped
+            loss = guard.compute_loss(ddp_model, batch_of(number))
             loss.backward()  # type: ignore[no-untyped-call]
             clip()
             optimizer.step()

@@ -84,8 +84,11 @@ class Job:
         def batch_of(number: int) -> dict[str, Tensor]:
             left.batches.append(number)
             step[0] = number
-            batch = batch_for(self.rank, number)
-            if (number, self.rank) == (nan_batch, STRUCK):
+            return rebuilt(number, self.rank)
+
+        def rebuilt(number: int, rank: int) -> dict[str, Tensor]:
+            batch = batch_for(rank, number)
+            if (number, rank) == (nan_batch, STRUCK):
                 batch["x"][0, 0] = float("nan")
             return batch
 
@@ -111,6 +114,7 @@ class Job:
                 schedule=options.pop("schedule", Schedule(4, 2, 4)),
                 checkpoints=store,
                 settings=settings_for(self.rank),
+                rebuild_batch=rebuilt if options.get("policy") == "skip" else None,
                 **options,
             )
         except (AgentError, OSError) as e:
