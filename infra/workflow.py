@@ -150,7 +150,7 @@ class IncidentWorkflow(Construct):
                     "closed": closed,
                     "waiting": self._wait_before(resume),
                     "reopened": contain,
-                    "halted": tell_human,  # and then it closes as a person's; this way is taken once
+                    "halted": tell_human,  # and then it closes; this way is taken once
                     ANYTHING_ELSE: tell_left_open,
                 },
             ),

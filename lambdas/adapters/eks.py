@@ -185,9 +185,10 @@ def bearer_token(eks_cluster: str) -> str:
     signer = RequestSigner(
         sts.meta.service_model.service_id, region, "sts", "v4", session.get_credentials(), session.events
     )
+    suffix = "amazonaws.com" + ".cn" * (session.get_partition_for_region(region) == "aws-cn")
     request = {
         "method": "GET",
-        "url": f"https://sts.{region}.amazonaws.com/?Action=GetCallerIdentity&Version=2011-06-15",
+        "url": f"https://sts.{region}.{suffix}/?Action=GetCallerIdentity&Version=2011-06-15",
         "body": {},
         "headers": {"x-k8s-aws-id": eks_cluster},
         "context": {},

@@ -60,6 +60,7 @@ class State(str, Enum):
 
 
 TERMINAL = frozenset(list(State)[list(State).index(State.JOINED) :])
+GONE = frozenset({State.REPLACED, State.TERMINATED_NO_DEMAND})  # what was accused is out of the cluster
 REJECTED = "REJECTED_EVENT"
 NO_INCIDENT = (REJECTED, "DUPLICATE")  # ends of events that open none; stand in their audit rows
 

@@ -13,7 +13,7 @@ from training_agent.contract import Alarm, console_url
 from . import commands
 from .approval import Approval, Fact
 from .decision_table import ROWS, Contain
-from .incident import Incident, State
+from .incident import GONE, Incident, State
 from .letter import Letter, render
 from .messages import one_line, subject, when
 from .times import moment
@@ -21,6 +21,7 @@ from .wording import SURE, Wording, wording
 
 Mail = tuple[str, str]
 BY_HAND = "docs/operate.md, To put a node back by hand"
+STILL_HELD = "Once the kill switch is off and the mode allows it, let the job go by the command below."
 DRILL = "FIRE DRILL: no node is accused and none can be replaced."
 
 
@@ -46,6 +47,17 @@ NOTICES = {
         "gone without us",
         "The node is gone: HyperPod has replaced it by itself. It is not replaced again.",
         "See that the job is back; nothing else is left to do.",
+    ),
+    State.REPLACED: Notice(
+        "replaced, the job is still held",
+        "The node was replaced, and its quarantine could not be released: the job is held by it.",
+        STILL_HELD,
+    ),
+    State.TERMINATED_NO_DEMAND: Notice(
+        "the node is gone, the job is still held",
+        "The node is gone and nothing took its place, as no pod waits for one; its quarantine could not be "
+        "released: the job is held by it.",
+        STILL_HELD,
     ),
     State.REPLACEMENT_DEGRADED: Notice(
         "replacement degraded",
@@ -190,7 +202,7 @@ def notice_mail(
         todo=(notice.todo,),
         commands=(
             *commands.release(incident, closing, url),
-            *commands.check(incident),
+            *(commands.check(incident) if closing not in GONE else ()),
             *commands.replay(commands.job_after(incident, closing, alarm)),
         ),
         facts=tuple(f for f in facts if f.label != "Because"),
@@ -231,7 +243,7 @@ def _drill(incident: Incident) -> tuple[str, ...]:
 
 def _left(incident: Incident, closing: State, issued: bool) -> str:
     """What stays behind, "" where the notice says it already."""
-    if closing is State.REPLACEMENT_DEGRADED:
+    if closing is State.REPLACEMENT_DEGRADED or closing in GONE:
         return ""
     if issued:
         return "A replacement was requested and its end was not seen: look at the cluster before you act."

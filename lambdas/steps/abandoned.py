@@ -70,7 +70,7 @@ def end(needs: Undertaker, incident: Incident) -> None:
     closing = replace(incident, closing=last, human_reason=reason, let_go_at=let_go_at).to(State.CLOSING)
     saved = record(needs, incident, closing, f"execution {status}")
     needs.controls.unlock(CHECK_LOCK, saved.id)
-    let_go(needs, saved)
+    let_go(needs, incident)  # as it stood: by its new end a node that is gone for good would be in flight
     _tell(needs, saved, reason, last, issued=requested)
     ended = record(needs, saved, replace(saved, closed_at=stamp(needs.clock.now())).to(last), reason)
     free_gates(needs.incidents, ended)  # last: until it has ended, the instance is not another's

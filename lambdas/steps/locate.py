@@ -209,7 +209,10 @@ def _prove_node(
         raise WorldChangedError(f"instance {instance_id} was launched again since the job registered")
     if moment(alarm.time) + CLOCK_SKEW < moment(member.launch_time):
         raise WorldChangedError(f"the alarm is older than instance {instance_id}")
-    seats = {p.rank: p for p in decode(NodeRegistration, registered.text).places}
+    registration = decode(NodeRegistration, registered.text)
+    if registration.job.namespace != alarm.job.namespace:  # the replay's Job is offered there
+        raise NeedsHumanError(f"the job registered on {node} from another namespace than the alarm names")
+    seats = {p.rank: p for p in registration.places}
     gpus = []
     for claim in claims:
         seat = seats.get(claim.rank)

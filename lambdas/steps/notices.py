@@ -17,7 +17,7 @@ from ..domain import mails, messages
 from ..domain.approval import Approval, ApprovalState, Fact
 from ..domain.decision_table import ROWS
 from ..domain.errors import HaltedError, PermanentError, PipelineError, WorldChangedError
-from ..domain.incident import EffectState, Incident, State
+from ..domain.incident import GONE, EffectState, Incident, State
 from ..domain.policy import effective_mode
 from ..domain.times import moment
 from ..observability import MetricUnit, measure
@@ -32,9 +32,10 @@ TOLD = frozenset(
     {
         State.OBSERVED, State.REPLACED_BY_HYPERPOD, State.REPLACEMENT_DEGRADED, State.NO_APPROVER,
         State.HUMAN_OVERRIDE, State.WORLD_CHANGED, State.BLOCKED_BY_BREAKER, State.HEALTHCHECK_STUCK,
-        State.HANDED_TO_HUMAN,
+        State.HANDED_TO_HUMAN, *GONE,  # where the job is still held
     }
 )  # fmt: skip
+NOTICE = "notice"  # the effect's row
 TO_NOBODY = "notices_to_nobody"  # a metric: mails that found no confirmed approver
 MUCH_LEFT = 0.25  # of the question's time: a wait that ends before is the one for the reminder
 SILENCE = "nobody answered; everything stays cordoned or held, and nothing is replaced"
@@ -73,8 +74,8 @@ def tell(needs: Speaker, incident_id: str, seen: Any, execution: str = "") -> St
     incident = amend(needs, incident_id, lambda i: replace(i, closing=closing, human_reason=reason))
     _ask_no_more(needs, incident)
     try:
-        if not needs.incidents.intend(incident.id, "notice", needs.clock.now()):
-            told = needs.incidents.effect(incident.id, "notice")
+        if not needs.incidents.intend(incident.id, NOTICE, needs.clock.now()):
+            told = needs.incidents.effect(incident.id, NOTICE)
             if told is not None and told.state is EffectState.RESULT:
                 return StepResult("told", "a human was told before")
         alarm = alarm_of(needs.incidents, incident)
@@ -89,7 +90,7 @@ def tell(needs: Speaker, incident_id: str, seen: Any, execution: str = "") -> St
             url=needs.settings.review_url.rstrip("/"),
         )
         story = send_to_all(needs.mail, incident.cluster, subject, body)
-        needs.incidents.conclude(incident.id, "notice", story, needs.clock.now())
+        needs.incidents.conclude(incident.id, NOTICE, story, needs.clock.now())
     except PermanentError as e:  # what can be tried again is, by the state machine; then an alarm tells
         story = f"the notice could not be sent: {e}"
         needs.incidents.audit(incident.id, "notice", story, needs.clock.now())

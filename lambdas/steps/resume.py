@@ -15,7 +15,7 @@ from training_agent.contract import NodeRegistration, decode
 from ..domain.approval import Action, Answer, Approval, ApprovalState, require_approved
 from ..domain.decision_table import ROWS, Contain
 from ..domain.errors import HaltedError, NeedsHumanError
-from ..domain.incident import Incident, State
+from ..domain.incident import GONE, EffectState, Incident, State
 from ..domain.times import stamp
 from ..ports import Approvals, Bus, Clock, Controls, Incidents, Kubernetes, Quarantine, Registrations
 from ..settings import ResumeSettings
@@ -23,7 +23,8 @@ from .confirm import CHECK_LOCK
 from .contain import release_quarantine
 from .effects import uncordon
 from .locate import free_gates
-from .outcome import StepResult, alarm_of, joined_by, record, to_human
+from .notices import NOTICE
+from .outcome import StepResult, alarm_of, amend, joined_by, record, to_human
 from .replace import let_go
 
 WAIT_SECONDS = 30
@@ -31,7 +32,6 @@ LONG_WAIT_SECONDS = 60  # after QUICK_POLLS
 QUICK_POLLS = 20
 MAX_POLLS = 100  # an hour and a half for the job to start again; the incident closes without it
 RELEASING = frozenset({State.RELEASED, State.REJECTED_RELEASED})  # back to work
-GONE = frozenset({State.REPLACED, State.TERMINATED_NO_DEMAND})
 FREED = RELEASING | GONE  # nobody has to hold for it any more
 _ENDS = {
     State.EXPIRED: "nobody answered; the node stays cordoned and was not replaced",
@@ -74,7 +74,7 @@ def run(needs: Needs, incident_id: str) -> StepResult:
         except HaltedError as e:
             if closing not in GONE:  # nothing is released: people are told what stays, then it is closed
                 return replace(to_human(needs, incident.id, e), outcome="halted")
-            return _close(needs, incident, closing, f"the old node is gone; {e}")
+            return _gone_and_held(needs, incident, closing, f"the old node is gone; {e}")
         incident, waiting = _look_for_job(needs, incident)
         if waiting:
             wait = WAIT_SECONDS if incident.tries["resume"] < QUICK_POLLS else LONG_WAIT_SECONDS
@@ -121,6 +121,15 @@ def _free(needs: Needs, incident: Incident, closing: State) -> str:
         done = [uncordon(needs, incident, t) for t in incident.targets if t.cordoned_by_us]
     done += [f"{subject} stays held by another incident" for subject in release_quarantine(needs, incident)]
     return ", ".join(done) or "quarantine released"
+
+
+def _gone_and_held(needs: Needs, incident: Incident, closing: State, story: str) -> StepResult:
+    """The end keeps its name; people are mailed first, once: they alone can let the job go now."""
+    told = needs.incidents.effect(incident.id, NOTICE)
+    if told is not None and told.state is EffectState.RESULT:
+        return _close(needs, incident, closing, story)
+    amend(needs, incident.id, lambda i: replace(i, human_reason=story))
+    return StepResult("halted", story)
 
 
 def _holds_nobody(incident: Incident) -> bool:

@@ -141,8 +141,9 @@ class Pipeline:
                 except states.exceptions.ExecutionDoesNotExist:
                     continue
         raise CannotAskError(
-            "The history of its execution is gone.",
-            "AWS keeps it for 90 days; the incident table has the end.",
+            "No execution of it is found.",
+            "An incident of a metric alone (DETAILS_MISSING) never had one; of the others AWS keeps the "
+            "history for 90 days. The incident table has the end.",
         )
 
     def history(self, subject: str) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import boto3
 import pytest
 import urllib3
 from kubernetes.client.exceptions import ApiException
@@ -49,6 +50,20 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Any:
         return eks.EksCluster("demo"), api
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("region", "host"),
+    [("cn-north-1", "sts.cn-north-1.amazonaws.com.cn"), ("us-gov-west-1", "sts.us-gov-west-1.amazonaws.com")],
+)
+def test_the_token_names_the_host_of_its_partition(
+    clients: None, monkeypatch: pytest.MonkeyPatch, region: str, host: str
+) -> None:
+    sts = boto3.client("sts", region_name=region)
+    monkeypatch.setattr(eks, "client", lambda _service: sts)
+    body = eks.bearer_token("demo-eks").partition(".")[2]
+    url = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)).decode()
+    assert urlsplit(url).netloc == host == urlsplit(sts.meta.endpoint_url).netloc
 
 
 def test_the_token_is_a_presigned_url_bound_to_the_eks_cluster(clients: None) -> None:

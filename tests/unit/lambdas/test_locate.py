@@ -145,6 +145,15 @@ def test_t1_an_alarm_that_names_a_node_where_the_rank_never_was_goes_to_a_human(
     assert untouched(driver)
 
 
+def test_an_alarm_that_names_another_namespace_than_registered_goes_to_a_human(driver: Driver) -> None:
+    """Its mail offers a Job to be applied there."""
+    driver.register()
+    elsewhere = replace(builder.JOB, namespace="kube-system")
+    (incident,) = driver.alarm(builder.alarm(builder.culprit(3), job=elsewhere))
+    assert driver.step("locate", incident)["outcome"] == "human"
+    assert untouched(driver)
+
+
 def test_an_alarm_that_names_another_gpu_than_registered_goes_to_a_human(driver: Driver) -> None:
     driver.register()
     place = builder.places()[3]

@@ -103,6 +103,8 @@ KINDS = {
     "replaced-by-hyperpod": lambda: notice(State.REPLACED_BY_HYPERPOD),
     "human-override": lambda: notice(State.HUMAN_OVERRIDE),
     "world-changed": lambda: notice(State.WORLD_CHANGED, touched=False),
+    "replaced-still-held": lambda: notice(State.REPLACED),
+    "gone-still-held": lambda: notice(State.TERMINATED_NO_DEMAND),
     "breaker": lambda: notice(State.BLOCKED_BY_BREAKER),
     "check-stuck": lambda: notice(State.HEALTHCHECK_STUCK, "V2"),
     "human-only": lambda: notice(State.HANDED_TO_HUMAN, "V4"),
@@ -197,8 +199,10 @@ LEFT_BEHIND = {
     "degraded",
     "expired",
     "expired-held-job",
+    "gone-still-held",
     "human-only",
     "no-approver",
+    "replaced-still-held",
 }
 
 

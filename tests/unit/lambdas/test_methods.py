@@ -8,18 +8,21 @@ from typing import Any
 
 import pytest
 
+from lambdas import handlers
 from lambdas.adapters.eks import HEALTH_LABEL, REPLACE_VALUE
 from lambdas.adapters.node_label import NodeLabel
 from lambdas.domain.errors import ConflictError, OutcomeUnknownError, RefusedError, UnavailableError
-from lambdas.domain.incident import Incident, State
+from lambdas.domain.incident import Incident, State, execution_name
+from lambdas.domain.policy import Control
 from lambdas.domain.world import ClusterFacts, KubeNode, KubePod, ReplaceAnswer
 from lambdas.steps.ingest import ALARMS_PER_HOUR
 from lambdas.steps.verify import NO_DEMAND_POLLS
 from tests.events import builder
 from training_agent.contract import Job
 
-from .drive import Driver
+from .drive import CONTEXT, Driver
 from .fakes import START
+from .looks import look
 
 SUSPECT = builder.INSTANCES[1]
 NODE = f"hyperpod-{SUSPECT}"
@@ -119,6 +122,44 @@ def test_karpenter_gone_and_no_pod_waiting_is_a_good_end(driver: Driver, approve
     assert driver.path.count("verify") == NO_DEMAND_POLLS
     assert driver.world.quarantine.state(f"instance#{SUSPECT}") == "released"
     assert not driver.world.controls.locks and not driver.world.controls.breaker().open
+
+
+@pytest.mark.parametrize("end", [State.REPLACED, State.TERMINATED_NO_DEMAND])
+def test_a_hold_that_outlives_its_node_is_mailed_and_the_end_keeps_its_name(
+    driver: Driver, approved: Incident, end: State
+) -> None:
+    """The kill switch after the node has gone: the job stays held, and only people can let it go."""
+    gone = end is State.TERMINATED_NO_DEMAND
+    if gone:
+        issued(driver, approved, karpenter=True)
+    else:
+        driver.step("replace", approved)
+        driver.world.cluster.swap(SUSPECT)
+    assert driver.play(approved, "verify", stop="resume") == "resume"
+    sent, world = len(driver.world.mail.sent), driver.world
+    world.controls.control = Control(None, kill_switch=True)
+    driver.play(approved, "resume")
+    assert world.incidents.get(approved.id).state is end
+    assert world.quarantine.state(f"instance#{SUSPECT}") == "held"
+    assert not world.controls.locks and not world.controls.breaker().open
+    ((_, subject, body),) = world.mail.sent[sent:]
+    assert "the job is still held" in subject and "kill switch" in body
+    assert f"sdc release {approved.id}" in body and "Nothing was or will be replaced" not in body
+    world.controls.control = Control(None, kill_switch=False)
+    asked = {"incident_id": approved.id, "release": {"by": "alex", "reason": "looked"}}
+    assert handlers.resume(asked, CONTEXT)["outcome"] == "released"
+    assert world.quarantine.state(f"instance#{SUSPECT}") == "released"
+
+
+def test_an_execution_that_dies_after_the_node_went_for_good_opens_no_breaker(
+    driver: Driver, approved: Incident
+) -> None:
+    issued(driver, approved, karpenter=True)
+    assert driver.play(approved, "verify", stop="resume") == "resume"
+    driver.world.executions.ended[execution_name(approved)] = "FAILED"
+    look(driver)
+    assert driver.world.incidents.get(approved.id).state is State.HANDED_TO_HUMAN
+    assert not driver.world.controls.breaker().open and not driver.world.controls.locks
 
 
 def test_karpenter_with_a_pod_that_waits_for_a_node_waits_too(driver: Driver, approved: Incident) -> None:
