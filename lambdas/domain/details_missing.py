@@ -24,7 +24,7 @@ CHECKS = {
     Metric.REDUCTION_MISMATCH: Check.REDUCTION,
 }
 METRICS = {check: metric for metric, check in CHECKS.items()}
-NOT_KNOWN = "not known"  # the job's name, where several or none put the metric
+NOT_KNOWN = "not known"  # the job's name, where none is known to have put the metric
 MEANS = {
     Check.NONFINITE: "A rank's gradient was NaN or Inf, and no event says whose.",
     Check.REPLAY: "A micro-batch gave other bits on another node, and no event says whose.",
@@ -42,6 +42,14 @@ COMMANDS = (
     "kubectl get pods -A -L training.sdc/job-name -o wide",
     'kubectl logs -n NAMESPACE POD | grep \'"sdc":"alarm"\'',
 )
+
+
+_BETWEEN = ", "
+
+
+def names_in(name: str) -> frozenset[str]:
+    """Jobs of an incident's `job.name`; empty: not known, so that any job's event is its own."""
+    return frozenset(() if name == NOT_KNOWN else name.split(_BETWEEN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +73,8 @@ class Jobs:
 
     @property
     def name(self) -> str:
-        """Of the one job that put the metric."""
-        return self.fired[0] if len(self.fired) == 1 else NOT_KNOWN
+        """Of the jobs that put the metric and whose event is lost."""
+        return _BETWEEN.join(self.fired) or NOT_KNOWN
 
 
 def heard_of(check: Check) -> str:

@@ -50,14 +50,14 @@ def _metric_alarm(needs: Listener, detail: dict[str, Any], time: Any, body: str)
         return "no alarm"
     name, check = one_line(str(detail.get("alarmName")), 255), _check_of(detail)
     at = _fired_at(needs, time)
-    checks = (check,) if check is not None else tuple(Check)
-    found = details_missing.came(needs, checks, moment(at) - details_missing.AROUND)
-    needs.numbers.put({LOST: float(not found)})
-    if found:
-        return f"matched with incident {found}"
     if check is None:  # the rule lets no such alarm through; the number tells people
+        found = details_missing.came(needs, tuple(Check), moment(at) - details_missing.AROUND)
+        needs.numbers.put({LOST: float(not found)})
         return f"no event for {name}, which is on no metric of ours"
-    return details_missing.take(needs, Fired(check, name, at, one_line(str(state.get("reason", ""))), body))
+    fired = Fired(check, name, at, one_line(str(state.get("reason", ""))), body)
+    found, jobs = details_missing.lost_of(needs, fired)
+    needs.numbers.put({LOST: float(not found)})
+    return f"matched with incident {found}" if found else details_missing.take(needs, fired, jobs)
 
 
 def _fired_at(needs: Listener, time: Any) -> str:

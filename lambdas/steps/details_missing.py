@@ -21,6 +21,7 @@ from ..domain.details_missing import (
     delivery_of,
     details_mail,
     heard_of,
+    names_in,
     reason_of,
 )
 from ..domain.errors import PermanentError, PipelineError
@@ -49,13 +50,32 @@ class Finder(Recorder, Protocol):
     def numbers(self) -> Numbers: ...
 
 
-def came(needs: Recorder, checks: tuple[Check, ...], since: datetime) -> str:
-    """The incident of the newest alarm event of these checks; "" when none came."""
+def came(
+    needs: Recorder, checks: tuple[Check, ...], since: datetime, jobs: frozenset[str] = frozenset()
+) -> str:
+    """The incident of the newest alarm event of these checks; "" when none came, or none of one of `jobs`."""
     entries = [e for check in checks for e in needs.incidents.history(heard_of(check), stamp(since))]
+    if jobs:  # another job's event says nothing of theirs
+        of = {e.incident_id: needs.incidents.get(e.incident_id).job.name for e in entries}
+        if not jobs <= set(of.values()):
+            return ""
+        entries = [e for e in entries if of[e.incident_id] in jobs]
     return max(entries, key=lambda e: e.at).incident_id if entries else ""
 
 
-def take(needs: Finder, fired: Fired) -> str:
+def lost_of(needs: Finder, fired: Fired) -> tuple[str, Jobs]:
+    """(incident of the event that came, "" when a job that put the metric has none; whose is lost)
+
+    Where nobody is known to have put it, an event of any job is taken for its own.
+    """
+    since, jobs = moment(fired.at) - AROUND, _jobs(needs, fired)
+    lost = tuple(n for n in jobs.fired if not came(needs, (fired.check,), since, frozenset({n})))
+    if lost:
+        return "", replace(jobs, fired=lost)
+    return came(needs, (fired.check,), since), jobs
+
+
+def take(needs: Finder, fired: Fired, jobs: Jobs) -> str:
     """Open the incident of this check, or keep the alarm with the one that stands; says which.
 
     Raises:
@@ -67,16 +87,15 @@ def take(needs: Finder, fired: Fired) -> str:
         standing = needs.incidents.get(earlier.incident_id)
         if not standing.state.terminal:
             _append(needs, standing, fired)
-            tell(needs, standing, fired)
+            tell(needs, standing, fired, jobs)
             return f"kept with incident {standing.id}"
         if fired.at <= standing.opened_at:  # delivered once more, perhaps from the dead letters
             if standing.state is State.HANDED_TO_HUMAN:  # those who got no mail then get it now
-                tell(needs, standing, fired)
+                tell(needs, standing, fired, jobs)
             return f"known: incident {standing.id}"
-    jobs = _jobs(needs, fired)
     incident = _new(needs, fired, jobs, 1 if earlier is None else earlier.sequence + 1)
     if not needs.incidents.open(incident, _text(fired), earlier):
-        return take(needs, fired)  # somebody was faster
+        return take(needs, fired, jobs)  # somebody was faster
     reason = incident.human_reason
     needs.incidents.audit(incident.id, f"state {incident.state.value}", reason, needs.clock.now())
     needs.bus.state_changed(news(incident, None, reason))
@@ -88,7 +107,7 @@ def look_after(needs: Finder, incident: Incident) -> None:
     """Every five minutes: has the event come, or is it too late for it?"""
     now = needs.clock.now()
     opened = moment(incident.opened_at)
-    late = came(needs, (incident.check,), opened)
+    late = came(needs, (incident.check,), opened, names_in(incident.job.name))
     if late:
         ended = replace(incident, closed_at=stamp(now)).to(State.JOINED)
         record(needs, incident, ended, f"its event came: incident {late}")
@@ -97,7 +116,7 @@ def look_after(needs: Finder, incident: Incident) -> None:
         record(needs, incident, ended, incident.human_reason)
 
 
-def tell(needs: Finder, incident: Incident, fired: Fired, jobs: Jobs | None = None) -> None:
+def tell(needs: Finder, incident: Incident, fired: Fired, jobs: Jobs) -> None:
     """Mail the approvers, once.
 
     Raises:
@@ -107,7 +126,7 @@ def tell(needs: Finder, incident: Incident, fired: Fired, jobs: Jobs | None = No
     if told is not None and told.state is EffectState.RESULT:
         return
     needs.incidents.intend(incident.id, NOTICE, needs.clock.now())
-    mail = details_mail(incident, fired, jobs or _jobs(needs, fired), needs.settings.max_alarm_age)
+    mail = details_mail(incident, fired, jobs, needs.settings.max_alarm_age)
     try:
         story = send_to_all(needs.mail, incident.cluster, *mail)
     except PermanentError as e:

@@ -111,6 +111,36 @@ def test_nor_is_a_fire_drill_which_puts_no_metric(driver: Driver) -> None:
     assert len(hear(driver, fired(driver))) == 1
 
 
+def put_by(driver: Driver, *jobs: str) -> None:
+    """These run, and put the metric."""
+    pods = driver.world.kubernetes.pods
+    for (key, pod), name in zip(list(pods.items()), jobs, strict=False):
+        pods[key] = replace(pod, labels={JOB_UID_LABEL: f"u-{name}", JOB_NAME_LABEL: name})
+    driver.world.numbers.fired = {Metric.REPLAY_MISMATCH: frozenset(jobs)}
+
+
+@pytest.mark.parametrize("lost", [("other",), ("other", "third")])
+def test_an_event_of_another_job_hides_none_that_is_lost(driver: Driver, lost: tuple[str, ...]) -> None:
+    heard = builder.JOB.name
+    driver.register()
+    driver.alarm(builder.alarm(builder.culprit(3)))
+    put_by(driver, heard, *lost)
+    (incident,) = hear(driver, fired(driver))
+    assert incident.job.name == ", ".join(lost)
+    assert f"Jobs that put the metric: {incident.job.name}" in driver.world.mail.sent[-1][2]
+    later(driver, minutes=5)
+    driver.alarm(builder.alarm(builder.culprit(3)))  # of the job that was heard, once more
+    look(driver)
+    assert state_of(driver, incident) is State.DETAILS_MISSING
+
+
+def test_the_event_of_the_job_that_put_the_metric_is_its_own(driver: Driver) -> None:
+    driver.register()
+    driver.alarm(builder.alarm(builder.culprit(3)))
+    put_by(driver, builder.JOB.name)
+    assert hear(driver, fired(driver)) == []
+
+
 # without it
 
 
