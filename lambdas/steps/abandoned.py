@@ -22,7 +22,7 @@ from ..settings import ReconcileSettings
 from . import notices
 from .deep_check import CHECK_LOCK
 from .locate import free_gates
-from .outcome import Recorder, alarm_of, record
+from .outcome import Recorder, alarm_of, record, with_cordons
 from .replace import EFFECT, in_flight, let_go
 
 # The queue delivers an alarm again for half an hour (infra/queues.py: five times, six minutes apart).
@@ -91,7 +91,12 @@ def _tell(needs: Undertaker, incident: Incident, reason: str, last: State, *, is
     except NeedsHumanError as e:  # the stored alarm is not the one it was opened with
         facts = (Fact("Evidence", str(e)),)
     mail = notice_mail(
-        incident, facts, reason, last, issued=issued, console=console_url(_arn_of(needs, incident))
+        with_cordons(needs.incidents, incident),
+        facts,
+        reason,
+        last,
+        issued=issued,
+        console=console_url(_arn_of(needs, incident)),
     )
     try:
         story = notices.send_to_all(needs.mail, incident.cluster, *mail)

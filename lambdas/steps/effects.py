@@ -16,6 +16,7 @@ from ..domain.incident import EffectState, Incident, State, Target
 from ..domain.times import stamp
 from ..domain.world import KubeNode, KubePod
 from ..ports import Clock, Controls, Incidents, Kubernetes
+from .outcome import CORDON
 from .register import JOB_UID_LABEL
 
 CORDONED_BY = "training.sdc/cordoned-by"
@@ -115,13 +116,13 @@ def cordon(
         permit(needs, Mode.CONTAIN, f"cordon of {target.node}")
         now = needs.clock.now()
         marks = {CORDONED_BY: incident.id, CORDONED_REASON: reason[:200], CORDONED_AT: stamp(now)}
-        needs.incidents.intend(incident.id, f"cordon:{target.node}", now)
+        needs.incidents.intend(incident.id, CORDON + target.node, now)
         try:
             needs.kubernetes.patch_node(node, unschedulable=True, annotations=dict(marks))
         except ConflictError:
             continue
         if ours(_node(needs, target), incident):
-            needs.incidents.conclude(incident.id, f"cordon:{target.node}", "cordoned", needs.clock.now())
+            needs.incidents.conclude(incident.id, CORDON + target.node, "cordoned", needs.clock.now())
             return True
     raise ConflictError(f"{target.node} kept changing while it was being cordoned")
 

@@ -24,7 +24,7 @@ from ..observability import MetricUnit, measure
 from ..ports import Approvals, Mail
 from ..settings import RequestApprovalSettings
 from .effects import Permitted
-from .outcome import Recorder, StepResult, Took, alarm_of, amend, evidence_of
+from .outcome import Recorder, StepResult, Took, alarm_of, amend, evidence_of, with_cordons
 from .replace import in_flight
 from .way import way_to
 
@@ -80,7 +80,7 @@ def tell(needs: Speaker, incident_id: str, seen: Any, execution: str = "") -> St
                 return StepResult("told", "a human was told before")
         alarm = alarm_of(needs.incidents, incident)
         subject, body = mails.notice_mail(
-            incident,
+            with_cordons(needs.incidents, incident),
             lines(needs, incident, alarm),
             reason,
             closing,

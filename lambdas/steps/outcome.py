@@ -160,6 +160,21 @@ def joined_by(incidents: Incidents, incident: Incident) -> tuple[Incident, ...]:
     return tuple(one for one in others if not is_successor(incident, one))
 
 
+CORDON = "cordon:"  # + the node: the effect's row
+
+
+def with_cordons(incidents: Incidents, incident: Incident) -> Incident:
+    """As people are to be told: also what a containment cordoned, or may have, that broke off before its end.
+
+    The effect's row is written before the node is; the incident's own only after all of them.
+    """
+    begun = {e.name for e in incidents.effects_of(incident.id)}
+    targets = (
+        replace(t, cordoned_by_us=t.cordoned_by_us or CORDON + t.node in begun) for t in incident.targets
+    )
+    return replace(incident, targets=tuple(targets))
+
+
 def is_successor(incident: Incident, other: Incident) -> bool:
     """Does `other`, which names one node, wait for what suspects several without naming any?
 

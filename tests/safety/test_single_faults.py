@@ -20,7 +20,7 @@ from .plant import Plant
 from .wires import Fault, Plan, Site
 
 Story = Callable[[Plant], None]
-SITES = 200
+SITES = 201
 LONG = timedelta(days=2)
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,6 +68,23 @@ def test_nothing_is_wider_than_80_columns(capsys: pytest.CaptureFixture[str]) ->
     for option in (f"--node {NODE}", f"--question {ID}-1", "--action replace"):
         assert any(option in line for line in lines), option
     assert any(NODE[9:] in line and "AWAITING_APPROVAL" in line for line in lines)
+
+
+def test_no_history_is_said_to_be_gone_that_never_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoneSuch(Exception):
+        pass
+
+    def asked(**_: object) -> None:
+        raise NoneSuch
+
+    gone = SimpleNamespace(ExecutionDoesNotExist=NoneSuch)
+    states = SimpleNamespace(get_execution_history=asked, exceptions=gone)
+    outputs = {"StateMachineArn": "arn:aws:states:us-east-1:123456789012:stateMachine:W"}
+    aws = FakeAws()
+    monkeypatch.setattr(aws, "client", lambda _service: states)
+    with pytest.raises(CannotAskError, match="No execution") as refused:
+        Pipeline(aws, lambda: Deployment("stack", outputs), "https://api").told(ID)
+    assert "never had one" in refused.value.remedy and "gone" not in str(refused.value)
 
 
 def test_a_decision_names_the_instance_that_was_shown(capsys: pytest.CaptureFixture[str]) -> None:

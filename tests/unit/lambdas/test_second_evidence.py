@@ -11,13 +11,15 @@ from lambdas.domain import messages
 from lambdas.domain.decision_table import ROWS
 from lambdas.domain.errors import ConflictError
 from lambdas.domain.findings import most_named
-from lambdas.domain.incident import Incident, State
+from lambdas.domain.incident import Incident, State, Target, execution_name
 from lambdas.steps.locate import MAX_JOINED
+from lambdas.steps.outcome import amend
 from tests.events import builder
 from training_agent.contract import Finding, Verdict
 
 from .drive import Driver
 from .fakes import START
+from .looks import look
 
 SUSPECT = builder.INSTANCES[1]
 NODE = f"hyperpod-{SUSPECT}"
@@ -193,3 +195,35 @@ def test_a_cordon_that_a_later_row_would_not_have_set_is_told_of_and_can_be_let_
     _, subject, body = driver.world.mail.sent[-1]
     assert "stays cordoned" in subject and f"sdc release {first.id}" in body
     assert "no node was" not in body.lower()
+
+
+@pytest.mark.parametrize("by", ["step", "reconciler"])
+def test_a_cordon_that_a_broken_containment_left_is_told_of_and_can_be_let_go(
+    driver: Driver, first: Incident, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """The row on record is the one before, which cordons nothing."""
+    amend(
+        driver.world, first.id, lambda i: replace(i, decision_row="S1", state=State.LOCATED, targets=_free(i))
+    )
+    driver.world.kubernetes.change(NODE, unschedulable=False, annotations={})
+    del driver.world.incidents.effects[first.id, f"cordon:{NODE}"]  # as if it had never been contained
+    monkeypatch.setattr("lambdas.steps.contain.evict_job", _breaks_off)
+    with pytest.raises(KeyboardInterrupt):
+        driver.step("contain", first)
+    assert driver.world.kubernetes.nodes[NODE].unschedulable
+    assert not any(t.cordoned_by_us for t in driver.world.incidents.get(first.id).targets)
+    if by == "step":
+        driver.play(first, "tell_human")
+    else:
+        driver.world.executions.ended[execution_name(first)] = "FAILED"
+        look(driver)
+    body = driver.world.mail.sent[-1][2]
+    assert "No node was cordoned" not in body and f"sdc release {first.id}" in body
+
+
+def _free(incident: Incident) -> tuple[Target, ...]:
+    return tuple(replace(t, cordoned_by_us=False) for t in incident.targets)
+
+
+def _breaks_off(*_: object) -> None:
+    raise KeyboardInterrupt
