@@ -53,3 +53,4 @@ sdc = SdcCallback(trainer, schedule=schedule_of(config))
 trainer.add_callback(sdc)
 inject(model.transformer.h[1].mlp.c_proj, lambda: sdc.guard, config)
 trainer.train(resume_from_checkpoint=sdc.resume())
+torch.distributed.destroy_process_group()  # the Trainer does not; without it torch may abort at exit

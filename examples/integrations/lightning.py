@@ -67,3 +67,4 @@ trainer.fit(
     DataLoader(data, batch_size=2),  # type: ignore[arg-type]
     ckpt_path=sdc.resume(),
 )
+torch.distributed.destroy_process_group()  # the Trainer does not; without it torch may abort at exit
