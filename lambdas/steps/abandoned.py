@@ -13,7 +13,7 @@ from typing import Protocol
 from training_agent.contract import console_url
 
 from ..domain.approval import Fact
-from ..domain.errors import NeedsHumanError, PermanentError
+from ..domain.errors import NeedsHumanError
 from ..domain.incident import EffectState, Incident, State, execution_name
 from ..domain.mails import notice_mail
 from ..domain.times import moment, stamp
@@ -82,28 +82,17 @@ def _tell(needs: Undertaker, incident: Incident, reason: str, last: State, *, is
     Raises:
         RetryableError: it was not sent now.
     """
-    told = needs.incidents.effect(incident.id, NOTICE)
-    if told is not None and told.state is EffectState.RESULT:
-        return
-    needs.incidents.intend(incident.id, NOTICE, needs.clock.now())
-    try:
-        facts = notices.lines(needs, incident, alarm_of(needs.incidents, incident))
-    except NeedsHumanError as e:  # the stored alarm is not the one it was opened with
-        facts = (Fact("Evidence", str(e)),)
-    mail = notice_mail(
-        with_cordons(needs.incidents, incident),
-        facts,
-        reason,
-        last,
-        issued=issued,
-        console=console_url(_arn_of(needs, incident)),
-    )
-    try:
-        story = notices.send_to_all(needs.mail, incident.cluster, *mail)
-    except PermanentError as e:
-        story = f"could not be sent: {e}"
-    needs.incidents.conclude(incident.id, NOTICE, story, needs.clock.now())
-    needs.incidents.audit(incident.id, "notice", f"{reason}; {story}", needs.clock.now())
+
+    def write() -> tuple[str, str]:
+        try:
+            facts = notices.lines(needs, incident, alarm_of(needs.incidents, incident))
+        except NeedsHumanError as e:  # the stored alarm is not the one it was opened with
+            facts = (Fact("Evidence", str(e)),)
+        shown = with_cordons(needs.incidents, incident)
+        console = console_url(_arn_of(needs, incident))
+        return notice_mail(shown, facts, reason, last, issued=issued, console=console)
+
+    notices.mail_once(needs, incident, NOTICE, write, reason)
 
 
 def _arn_of(needs: Undertaker, incident: Incident) -> str:

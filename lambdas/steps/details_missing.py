@@ -24,13 +24,13 @@ from ..domain.details_missing import (
     names_in,
     reason_of,
 )
-from ..domain.errors import PermanentError, PipelineError
-from ..domain.incident import EffectState, Incident, State, evidence_hash, incident_id
+from ..domain.errors import PipelineError
+from ..domain.incident import Incident, State, evidence_hash, incident_id
 from ..domain.messages import one_line
 from ..domain.times import moment, stamp
 from ..ports import Kubernetes, Mail, Numbers
 from ..settings import ReconcileSettings
-from .notices import send_to_all
+from .notices import mail_once
 from .outcome import Recorder, news, record
 from .register import JOB_NAME_LABEL, JOB_UID_LABEL
 
@@ -122,17 +122,8 @@ def tell(needs: Finder, incident: Incident, fired: Fired, jobs: Jobs) -> None:
     Raises:
         RetryableError: it was not sent now.
     """
-    told = needs.incidents.effect(incident.id, NOTICE)
-    if told is not None and told.state is EffectState.RESULT:
-        return
-    needs.incidents.intend(incident.id, NOTICE, needs.clock.now())
-    mail = details_mail(incident, fired, jobs, needs.settings.max_alarm_age)
-    try:
-        story = send_to_all(needs.mail, incident.cluster, *mail)
-    except PermanentError as e:
-        story = f"could not be sent: {e}"
-    needs.incidents.conclude(incident.id, NOTICE, story, needs.clock.now())
-    needs.incidents.audit(incident.id, "notice", story, needs.clock.now())
+    patience = needs.settings.max_alarm_age
+    mail_once(needs, incident, NOTICE, lambda: details_mail(incident, fired, jobs, patience))
 
 
 def _new(needs: Finder, fired: Fired, jobs: Jobs, sequence: int) -> Incident:

@@ -41,6 +41,11 @@ MUCH_LEFT = 0.25  # of the question's time: a wait that ends before is the one f
 SILENCE = "nobody answered; everything stays cordoned or held, and nothing is replaced"
 
 
+class Teller(Recorder, Protocol):
+    @property
+    def mail(self) -> Mail: ...
+
+
 class Speaker(Recorder, Permitted, Protocol):
     @property
     def settings(self) -> RequestApprovalSettings: ...
@@ -244,3 +249,24 @@ def send_to_all(mail: Mail, cluster: str, subject: str, body: str) -> str:
     for approver in approvers:
         mail.send(approver, subject, body)
     return f"{len(approvers)} approver(s) were told" if approvers else "NO_APPROVER: nobody could be told"
+
+
+def mail_once(
+    needs: Teller, incident: Incident, effect: str, write: Callable[[], tuple[str, str]], why: str = ""
+) -> None:
+    """Mail the approvers unless the row of `effect` says that it was done, and write `why` into the trail.
+
+    Raises:
+        RetryableError: it was not sent now.
+    """
+    told = needs.incidents.effect(incident.id, effect)
+    if told is not None and told.state is EffectState.RESULT:
+        return
+    needs.incidents.intend(incident.id, effect, needs.clock.now())
+    subject, body = write()
+    try:
+        story = send_to_all(needs.mail, incident.cluster, subject, body)
+    except PermanentError as e:
+        story = f"could not be sent: {e}"
+    needs.incidents.conclude(incident.id, effect, story, needs.clock.now())
+    needs.incidents.audit(incident.id, "notice", f"{why}; {story}" if why else story, needs.clock.now())
