@@ -206,7 +206,9 @@ def wrong(plant: Plant, plan: Plan) -> list[str]:
 
 
 def unsafe(plant: Plant) -> list[str]:
-    """What must not be, whatever failed."""
+    """What must not be, whatever failed, once the reconciler has looked: it frees what has ended."""
+    plant.wires.plans.clear()
+    plant.clockwork("reconcile")
     found = list(plant.violations())
     if plant.watch.calls["cluster.replace"] > 1:
         found.append("BatchReplaceClusterNodes was called more than once")
