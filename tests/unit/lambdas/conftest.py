@@ -10,7 +10,9 @@ from moto import mock_aws
 
 from lambdas import observability, wiring
 from lambdas.adapters import aws, sagemaker
+from lambdas.domain.incident import Incident
 from lambdas.settings import VARIABLES
+from tests.events import builder
 
 from .drive import Driver
 
@@ -51,6 +53,15 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.setattr(observability.metrics.provider, "namespace", VALUES["POWERTOOLS_METRICS_NAMESPACE"])
     yield Driver(monkeypatch)
     wiring.needs.cache_clear()
+
+
+@pytest.fixture
+def approved(driver: Driver) -> Incident:
+    """Rank 3's GPU is named, and its replacement approved."""
+    driver.register()
+    (incident,) = driver.alarm(builder.alarm(builder.culprit(3)))
+    driver.answer(driver.until_asked(incident))
+    return incident
 
 
 @pytest.fixture(scope="module")

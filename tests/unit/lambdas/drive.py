@@ -120,6 +120,17 @@ class Driver:
         }
         return answer
 
+    def killed(self, name: str, incident: Incident, port: object, call: str) -> None:
+        """The step's function dies as it makes this call."""
+
+        def dies(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with self.monkeypatch.context() as once:
+            once.setattr(port, call, dies)
+            with pytest.raises(KeyboardInterrupt):
+                self.step(name, incident)
+
     def until_asked(self, incident: Incident) -> str:
         """locate ... decide, then the question; returns the link."""
         return self.until_asked_from(incident, "locate")

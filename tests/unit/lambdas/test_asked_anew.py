@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
-
 from lambdas.domain.approval import ApprovalState
 from lambdas.domain.incident import EffectState, Incident, State
 from lambdas.domain.world import ReplaceAnswer
@@ -17,14 +15,6 @@ from .fakes import START
 
 SUSPECT = builder.INSTANCES[1]
 FAILED_INSIDE = ReplaceAnswer(False, "InternalServerError", "no")
-
-
-@pytest.fixture
-def approved(driver: Driver) -> Incident:
-    driver.register()
-    (incident,) = driver.alarm(builder.alarm(builder.culprit(3)))
-    driver.answer(driver.until_asked(incident))
-    return incident
 
 
 def asked_again(driver: Driver, incident: Incident) -> str:
@@ -63,17 +53,10 @@ def test_a24_a_second_internal_error_is_a_humans(driver: Driver, approved: Incid
 
 
 def test_a20_a_crash_after_the_internal_error_asks_anew_and_does_not_call_on_the_old_yes(
-    driver: Driver, approved: Incident, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, approved: Incident
 ) -> None:
     driver.world.cluster.on_replace = FAILED_INSIDE
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(driver.world.controls, "unlock", killed)
-        with pytest.raises(KeyboardInterrupt):
-            driver.step("replace", approved)
+    driver.killed("replace", approved, driver.world.controls, "unlock")
     effect = driver.world.incidents.effect(approved.id, "replace")
     assert effect is not None and effect.state is EffectState.RESULT
     assert driver.step("replace", approved)["outcome"] == "reopened"

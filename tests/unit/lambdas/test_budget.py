@@ -20,14 +20,6 @@ SUSPECT = builder.INSTANCES[1]
 FIVE_PERCENT = Budget(per_day=100, percent=5, per_hour=1)
 
 
-@pytest.fixture
-def approved(driver: Driver) -> Incident:
-    driver.register()
-    (incident,) = driver.alarm(builder.alarm(builder.culprit(3)))
-    driver.answer(driver.until_asked(incident))
-    return incident
-
-
 def calls(driver: Driver) -> int:
     return sum(1 for name, _ in driver.world.cluster.calls if name == "replace")
 

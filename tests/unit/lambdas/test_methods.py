@@ -28,14 +28,6 @@ SUSPECT = builder.INSTANCES[1]
 NODE = f"hyperpod-{SUSPECT}"
 
 
-@pytest.fixture
-def approved(driver: Driver) -> Incident:
-    driver.register()
-    (incident,) = driver.alarm(builder.alarm(builder.culprit(3)))
-    driver.answer(driver.until_asked(incident))
-    return incident
-
-
 # by label
 
 

@@ -19,14 +19,6 @@ FIRST = builder.alarm(builder.culprit(3))
 SUSPECT = builder.INSTANCES[1]
 
 
-@pytest.fixture
-def approved(driver: Driver) -> Incident:
-    driver.register()
-    (incident,) = driver.alarm(FIRST)
-    driver.answer(driver.until_asked(incident))
-    return incident
-
-
 def at_its_first_write(driver: Driver, what: Callable[[], object], times: int = 1) -> None:
     """Somebody writes between what `replace` read and what it writes."""
     incidents = driver.world.incidents

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from lambdas.domain.incident import Incident, State, execution_name
@@ -17,35 +15,21 @@ SUSPECT = builder.INSTANCES[1]
 TIMED_OUT = {"Error": "Sandbox.Timedout", "Cause": "x"}
 
 
-@pytest.fixture
-def approved(driver: Driver) -> Incident:
-    driver.register()
-    (incident,) = driver.alarm(builder.alarm(builder.culprit(3)))
-    driver.answer(driver.until_asked(incident))
-    return incident
-
-
 def degraded(driver: Driver, incident: Incident) -> bool:
     world = driver.world
     ended = world.incidents.get(incident.id).state is State.REPLACEMENT_DEGRADED
     return ended and world.controls.breaker().open and not world.controls.locks
 
 
-def die_after_the_call(driver: Driver, incident: Incident, patched: pytest.MonkeyPatch) -> None:
-    def killed(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with patched.context() as once:
-        once.setattr(driver.world.incidents, "conclude", killed)
-        with pytest.raises(KeyboardInterrupt):
-            driver.step("replace", incident)
+def die_after_the_call(driver: Driver, incident: Incident) -> None:
+    driver.killed("replace", incident, driver.world.incidents, "conclude")
     assert driver.world.cluster.calls == [("replace", SUSPECT)]
 
 
 def test_one_whose_function_died_after_the_call_is_verified_under_its_lock(
-    driver: Driver, approved: Incident, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, approved: Incident
 ) -> None:
-    die_after_the_call(driver, approved, monkeypatch)
+    die_after_the_call(driver, approved)
     assert driver.step("verify", approved)["outcome"] == "waiting"
     assert driver.world.controls.locks == {REPLACE_LOCK: approved.id}
     driver.world.cluster.swap(SUSPECT)
@@ -66,10 +50,8 @@ def test_one_that_only_a_human_can_end_is_degraded_and_opens_the_breaker(
     assert degraded(driver, approved)
 
 
-def test_an_abandoned_one_is_degraded_and_opens_the_breaker(
-    driver: Driver, approved: Incident, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    die_after_the_call(driver, approved, monkeypatch)
+def test_an_abandoned_one_is_degraded_and_opens_the_breaker(driver: Driver, approved: Incident) -> None:
+    die_after_the_call(driver, approved)
     driver.world.executions.ended[execution_name(approved)] = "FAILED"
     look(driver)
     assert degraded(driver, approved)

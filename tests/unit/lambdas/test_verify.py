@@ -16,14 +16,6 @@ from .drive import Driver
 SUSPECT = builder.INSTANCES[1]
 
 
-@pytest.fixture
-def approved(driver: Driver) -> Incident:
-    driver.register()
-    (incident,) = driver.alarm(builder.alarm(builder.culprit(3)))
-    driver.answer(driver.until_asked(incident))
-    return incident
-
-
 def test_a_newcomer_of_another_group_or_age_is_not_taken_for_the_replacement(
     driver: Driver, approved: Incident
 ) -> None:
