@@ -215,7 +215,7 @@ def _escalate(needs: Speaker, incident: Incident, approval: Approval) -> StepRes
     return StepResult("expired", f"{SILENCE}; {told}")
 
 
-def _once(needs: Speaker, incident: Incident, effect: str, send: Callable[[], str]) -> str:
+def _once(needs: Recorder, incident: Incident, effect: str, send: Callable[[], str]) -> str:
     """Mail once; a retry looks whether it is known to be sent, and sends what is not.
 
     Raises:
@@ -259,14 +259,16 @@ def mail_once(
     Raises:
         RetryableError: it was not sent now.
     """
-    told = needs.incidents.effect(incident.id, effect)
-    if told is not None and told.state is EffectState.RESULT:
-        return
-    needs.incidents.intend(incident.id, effect, needs.clock.now())
-    subject, body = write()
-    try:
-        story = send_to_all(needs.mail, incident.cluster, subject, body)
-    except PermanentError as e:
-        story = f"could not be sent: {e}"
-    needs.incidents.conclude(incident.id, effect, story, needs.clock.now())
-    needs.incidents.audit(incident.id, "notice", f"{why}; {story}" if why else story, needs.clock.now())
+    fresh: list[str] = []
+
+    def send() -> str:
+        subject, body = write()
+        try:
+            fresh.append(send_to_all(needs.mail, incident.cluster, subject, body))
+        except PermanentError as e:
+            fresh.append(f"could not be sent: {e}")
+        return fresh[0]
+
+    _once(needs, incident, effect, send)
+    for story in fresh:
+        needs.incidents.audit(incident.id, "notice", f"{why}; {story}" if why else story, needs.clock.now())
