@@ -13,7 +13,6 @@ import aws_cdk as cdk
 from aws_cdk import aws_apigatewayv2 as apigateway
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
-from aws_cdk import aws_logs as logs
 from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sns_subscriptions as subscriptions
 from aws_cdk.aws_apigatewayv2_authorizers import HttpIamAuthorizer
@@ -22,6 +21,7 @@ from constructs import Construct
 
 from .config import Deployment
 from .encryption import Encryption
+from .log_groups import log_group, vended
 from .logical_ids import fix
 
 APPROVER_ATTRIBUTE = "approver"  # message attribute: one publish for each approver, each gets only its own
@@ -100,16 +100,7 @@ class Approvals(Construct):
         fix(policy, "SignedApproverPolicy")
 
     def _stage(self, config: Deployment) -> None:
-        access_log = fix(
-            logs.LogGroup(
-                self,
-                "ReviewAccessLog",
-                log_group_name=vended("apis", config),
-                retention=retention(config),
-                removal_policy=cdk.RemovalPolicy.DESTROY,
-            ),
-            "ReviewAccessLog",
-        )
+        access_log = log_group(self, "ReviewAccessLog", config, vended("apis", config))
         apigateway.CfnStage(
             self,
             "ReviewStage",
@@ -139,32 +130,3 @@ ACCESS_LOG_FORMAT = json.dumps(
         )
     }
 )
-
-
-def vended(kind: str, config: Deployment) -> str:
-    """Name of a log group that a service, not a function, writes to.
-
-    Each such group is added to one resource policy of the account, of 5,120 characters at most: in an account
-    with many of them a deployment fails. Groups below /aws/vendedlogs/ are let in by their prefix (Step
-    Functions, "Logging using CloudWatch Logs").
-    """
-    return f"/aws/vendedlogs/{kind}/{config.stack}"
-
-
-def retention(config: Deployment) -> logs.RetentionDays:
-    """Days as CloudWatch's own enumeration, which has no value for an arbitrary number."""
-    for days, value in RETENTION.items():
-        if days >= config.log_retention_days:
-            return value
-    return logs.RetentionDays.TEN_YEARS
-
-
-RETENTION = {
-    7: logs.RetentionDays.ONE_WEEK,
-    30: logs.RetentionDays.ONE_MONTH,
-    90: logs.RetentionDays.THREE_MONTHS,
-    180: logs.RetentionDays.SIX_MONTHS,
-    365: logs.RetentionDays.ONE_YEAR,
-    731: logs.RetentionDays.TWO_YEARS,
-    1827: logs.RetentionDays.FIVE_YEARS,
-}

@@ -19,9 +19,9 @@ from constructs import Construct
 from lambdas.settings import HANDLERS, VARIABLES
 from training_agent.contract import METRIC_NAMESPACE
 
-from .approvals import retention
 from .bundling import code
 from .config import Architecture, Deployment, Method, SettingsError
+from .log_groups import log_group
 from .logical_ids import camel, fix
 from .permissions import permissions, talks_to_kubernetes
 from .places import Places
@@ -90,15 +90,7 @@ class FunctionFactory(Construct):
     def make(self, name: str, places: Places) -> lambda_.Function:
         """The function `name`, with its role and log group."""
         shape, id_ = FUNCTIONS[name], camel(name)
-        log_group = fix(
-            logs.LogGroup(
-                self,
-                f"{id_}Log",
-                retention=retention(self._config),
-                removal_policy=cdk.RemovalPolicy.DESTROY,
-            ),
-            f"{id_}Log",
-        )
+        own_log = log_group(self, f"{id_}Log", self._config)
         function = lambda_.Function(
             self,
             f"{id_}Function",
@@ -110,8 +102,8 @@ class FunctionFactory(Construct):
             timeout=cdk.Duration.seconds(shape.timeout_s),
             memory_size=shape.memory_mb,
             environment=self._environment(name, places),
-            role=self._role(name, places, log_group),
-            log_group=log_group,
+            role=self._role(name, places, own_log),
+            log_group=own_log,
             reserved_concurrent_executions=self._config.reserved_concurrency,
             # Nobody waits for the answer of an asynchronous call, so that its failure must not be lost.
             dead_letter_queue=self._dead if name in ASYNCHRONOUS else None,
@@ -130,10 +122,10 @@ class FunctionFactory(Construct):
             security_group_ids=list(self._config.vpc_security_group_ids),
         )
 
-    def _role(self, name: str, places: Places, log_group: logs.LogGroup) -> iam.IRole:
+    def _role(self, name: str, places: Places, own_log: logs.LogGroup) -> iam.IRole:
         """A closed role: what `permissions.py` says and writing its own log, and CDK cannot add to it."""
         write_log = iam.PolicyStatement(
-            actions=["logs:CreateLogStream", "logs:PutLogEvents"], resources=[log_group.log_group_arn]
+            actions=["logs:CreateLogStream", "logs:PutLogEvents"], resources=[own_log.log_group_arn]
         )
         statements = [write_log, *(allow.statement(places) for allow in permissions(self._config, name))]
         role = iam.Role(

@@ -13,12 +13,11 @@ from collections.abc import Mapping
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
-from aws_cdk import aws_logs as logs
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
-from .approvals import retention, vended
 from .config import Deployment
+from .log_groups import log_group, vended
 from .logical_ids import fix
 from .tasks import EXECUTION, Tasks
 
@@ -48,16 +47,7 @@ class IncidentWorkflow(Construct):
     ) -> None:
         super().__init__(scope, "Workflow")
         self._functions = functions
-        log = fix(
-            logs.LogGroup(
-                self,
-                "WorkflowLog",
-                log_group_name=vended("states", config),
-                retention=retention(config),
-                removal_policy=cdk.RemovalPolicy.DESTROY,
-            ),
-            "WorkflowLog",
-        )
+        log = log_group(self, "WorkflowLog", config, vended("states", config))
         self.machine = fix(
             sfn.StateMachine(
                 self,
