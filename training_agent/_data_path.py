@@ -38,10 +38,10 @@ class DataPath:
     comm: Comm
     rank_map: RankMap
     device: torch.device
-    rebuild: RebuildBatch | None  # None: batches are taken as they came
+    rebuild: RebuildBatch
 
     def differs(
-        self, step: int, batch: MicroBatch | None, micro_batches: int, targets: Sequence[int]
+        self, step: int, batch: MicroBatch, micro_batches: int, targets: Sequence[int]
     ) -> Sighting | str | None:
         """Build each target's batch of `step` again and compare it with what the target computed from.
 
@@ -50,8 +50,6 @@ class DataPath:
             micro_batches: of this rank's update; of one with several the list is rebuilt.
             targets: `targets[i]` is whose batch `comm.ranks[i]` rebuilds; a permutation.
         """
-        if self.rebuild is None or batch is None:
-            return None
         ranks, own = self.comm.ranks, self.comm.rank
         target, args = targets[ranks.index(own)], batch.capture.args
         used, again, problem = "", "", ""
