@@ -23,6 +23,7 @@ import torch
 
 from tests.bench import digests, figures, markdown, scale, startup
 from tests.bench.figures import Round
+from tests.bench.subjects import GROUPS
 from tests.matrix.launch import launch
 
 OUT = Path("out/bench.json")
@@ -36,15 +37,22 @@ class Case:
     ranks: int
     tokens: int  # per rank and step
     seconds: float  # of measuring, at least one block
+    group: str = "schedules"  # of subjects
 
     @property
     def key(self) -> str:
         """For the JSON."""
         return f"{self.ranks} ranks, {self.tokens} tokens"
 
+    def kept_in(self, size: str) -> Path:
+        """Its result, for --resume."""
+        group = "" if self.group == "schedules" else f", {self.group}"
+        return CASES / f"{size} {self.key}{group}.json"
+
 
 FULL = (Case(2, 96, 75), Case(2, 1024, 110), Case(4, 96, 100), Case(4, 1024, 150))
-QUICK = (Case(2, 96, 1),)
+OPTIONS = (Case(2, 96, 75, "options"), Case(2, 1024, 110, "options"))
+QUICK, QUICK_OPTIONS = (Case(2, 96, 1),), (Case(2, 96, 1, "options"),)
 
 
 def main() -> int:
@@ -61,7 +69,7 @@ def main() -> int:
         "start": startup.measure(),
         "digest": digests.measure((4,), 2) if given.quick else digests.measure(),
     }
-    found = measure(QUICK, "TINY") if given.quick else measure(FULL, "SMALL")
+    found = measure(QUICK, QUICK_OPTIONS, "TINY") if given.quick else measure(FULL, OPTIONS, "SMALL")
     found = short | found | {"start": short["start"] | found["start"]}
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(json.dumps(found, indent=1) + "\n")
@@ -72,56 +80,64 @@ def main() -> int:
     return 1 if found["void"] else 0
 
 
-def measure(cases: tuple[Case, ...], size: str) -> dict[str, Any]:
+def measure(cases: tuple[Case, ...], options: tuple[Case, ...], size: str) -> dict[str, Any]:
     """The step benchmark; top-level figures are those of the first case."""
-    by_case: dict[str, Any] = {}
-    for case in cases:
-        sys.stderr.write(f"bench: {case.key}, about {case.seconds:.0f} s\n")
-        by_case[case.key] = kept(case, size) or _case(case, size)
+    by_case = {case.key: kept(case, size) or _case(case, size) for case in cases}
+    by_option = {case.key: kept(case, size) or _case(case, size) for case in options}
     first = by_case[cases[0].key]
     return {
         "machine": machine(),
         "parameters": first["parameters"],
-        "void": any(c["void"] for c in by_case.values()),
+        "void": any(c["void"] for c in (*by_case.values(), *by_option.values())),
         "a_a_pct": first["a_a_pct"],
         "overhead": first["overhead"],
         "operations": first["operations"],
         "start": {"attach_and_first_steps_s": first["start_s"]},
         "cases": by_case,
+        "options": by_option,
     }
 
 
 def kept(case: Case, size: str) -> dict[str, Any] | None:
-    """What the run before measured, unless it was void."""
-    path = CASES / f"{size} {case.key}.json"
+    """What the run before measured, unless it was void, or of other subjects than today's."""
+    path = case.kept_in(size)
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"void": True}
-    return None if found["void"] else found
+    measured = tuple(found.get("operations", ()))
+    return None if found["void"] or measured != GROUPS[case.group] else found
 
 
 def _case(case: Case, size: str) -> dict[str, Any]:
+    sys.stderr.write(f"bench: {case.group}, {case.key}, about {case.seconds:.0f} s\n")
     with tempfile.TemporaryDirectory() as folder:
-        args = (str(case.tokens), str(case.seconds), size)
+        args = (str(case.tokens), str(case.seconds), size, case.group)
         launch("tests.bench.worker", case.ranks, Path(folder), *args, timeout=600, gpus=1, fresh=True)
         raw = json.loads((Path(folder) / "rounds.json").read_text())
     rounds = [Round(r["kind"], r["seconds"]) for r in raw["rounds"]]
     a_a = figures.quiet(rounds)
-    overhead = figures.overhead(rounds)
-    for schedule in overhead.values():
-        schedule |= {"a_a_pct": round(a_a, 2), "operations": raw["operations"]}
     found = {
         "a_a_pct": round(a_a, 2),
         "void": abs(a_a) > figures.QUIET_PCT,
         "rounds": len(rounds),
         "plain_step_s": round(figures.plain_step(rounds), 4),
-        "overhead": overhead,
+        **_compared(case, rounds, raw["operations"]),
         "steps_pct": figures.by_kind(rounds),
         "operations": raw["operations"],
         "start_s": {name: round(s, 3) for name, s in raw["start_s"].items()},
         "parameters": raw["parameters"],
     }
     CASES.mkdir(parents=True, exist_ok=True)
-    (CASES / f"{size} {case.key}.json").write_text(json.dumps(found, indent=1) + "\n")
+    case.kept_in(size).write_text(json.dumps(found, indent=1) + "\n")
     return found
+
+
+def _compared(case: Case, rounds: list[Round], operations: dict[str, Any]) -> dict[str, Any]:
+    """The figures that the group was run for."""
+    if case.group == "options":
+        return {"options": figures.options(rounds)}
+    overhead = figures.overhead(rounds)
+    for schedule in overhead.values():
+        schedule |= {"a_a_pct": round(figures.quiet(rounds), 2), "operations": operations}
+    return {"overhead": overhead}
 
 
 def machine() -> dict[str, Any]:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from tests.bench.subjects import AGAIN, ANY_TIME, FORWARD, LAZY, OURS, PLAIN, PUBLISHED
+from tests.bench.subjects import AGAIN, ANY_TIME, FORWARD, LAZY, OPTIONS, OURS, PLAIN, PUBLISHED
 
 QUIET_PCT = 1.0  # the A/A row must stay within
 WEIGHTS_EVERY = 10
+KINDS = ("healthy", "weights", "audit")
 SCHEDULES = {  # name: (subject of the healthy step, subject of the audit, audit interval)
     "no_audit": (OURS, None, None),
     "no_audit_lazy_naming": (LAZY, None, None),
@@ -30,7 +31,7 @@ SCHEDULES = {  # name: (subject of the healthy step, subject of the audit, audit
 class Round:
     """Step times of all subjects in one round, seconds; of the slowest rank."""
 
-    kind: str  # healthy, weights, audit
+    kind: str  # of KINDS
     seconds: Mapping[str, float]
 
 
@@ -70,6 +71,16 @@ def overhead(rounds: Sequence[Round]) -> dict[str, Any]:
             "ours_pct": _composed(rounds, subject, audited, every),
             "published_pct": _composed(rounds, published, published, every),
         }
+    return out
+
+
+def options(rounds: Sequence[Round]) -> dict[str, dict[str, float | None]]:
+    """Per option its healthy step over plain, and each kind of step over ours without it, percent."""
+    out: dict[str, dict[str, float | None]] = {}
+    for name in OPTIONS:
+        over_ours = {f"{kind}_over_ours_pct": pct(rounds, name, kind, OURS) for kind in KINDS}
+        figures = {"healthy_pct": pct(rounds, name, "healthy"), **over_ours}
+        out[name] = {k: None if v is None else round(v, 2) for k, v in figures.items()}
     return out
 
 

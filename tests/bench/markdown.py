@@ -32,7 +32,8 @@ def tables(found: dict[str, Any]) -> str:
         f"| plain step | {' | '.join(str(c['plain_step_s']) + ' s' for c in found['cases'].values())} |",
         "",
     ]
-    return "\n".join(lines + _operations(found) + _digest(found) + _rest(found)) + "\n"
+    lines += _options(found["options"]) + _operations(found)
+    return "\n".join(lines + _digest(found) + _rest(found)) + "\n"
 
 
 def write(text: str) -> None:
@@ -41,12 +42,28 @@ def write(text: str) -> None:
     DOCUMENT.write_text(before + BEGIN + text + END + rest.split(END, 1)[1])
 
 
+def _options(cases: dict[str, Any]) -> list[str]:
+    """What is off by default, each beside ours without it."""
+    names = next(iter(cases.values()))["options"]
+    kinds = ("healthy_pct", "healthy_over_ours_pct", "audit_over_ours_pct")
+    lines = [
+        "| option | " + " | ".join(f"{key}: over plain / over ours / audit step" for key in cases) + " |",
+        "|---" * (1 + len(cases)) + "|",
+    ]
+    for name in names:
+        cells = [" / ".join(_pct(c["options"][name][kind]) for kind in kinds) for c in cases.values()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    quiet = " | ".join(f"{_pct(c['a_a_pct'])} ({c['rounds']} rounds)" for c in cases.values())
+    return [*lines, f"| A/A: plain against plain | {quiet} |", ""]
+
+
 def _operations(found: dict[str, Any]) -> list[str]:
     lines = [
         "| step of | kind | host syncs | collectives | bytes sent | bytes read by norms |",
         "|---|---|---|---|---|---|",
     ]
-    for subject, kinds in found["operations"].items():
+    options = next(iter(found["options"].values()))
+    for subject, kinds in {**found["operations"], **options["operations"]}.items():
         for kind, c in kinds.items():
             row = f"{c['host_syncs']} | {c['collectives']} | {c['sent_bytes']:,} | {c['norm_bytes']:,}"
             lines.append(f"| {subject} | {kind} | {row} |")

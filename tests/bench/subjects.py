@@ -1,6 +1,7 @@
 """What is compared: plain DDP twice, the published design, and ours, each with a model of its own.
 
-All step through the same schedule, so that each round holds one step of the same kind of each subject.
+All step through the same schedule, so that each round holds one step of the same kind of each subject. What
+is off by default is measured in process groups of its own ("options"), beside plain DDP and ours.
 """
 
 from __future__ import annotations
@@ -24,6 +25,15 @@ NO_SAVE = 1_000_000
 PLAIN, AGAIN, PUBLISHED, OURS = "plain", "plain again", "published", "ours"
 FORWARD, LAZY = "ours, forward audits", "ours, lazy naming"
 ANY_TIME = "ours, saves at any time"  # each weight check compares the optimizer's state as well
+REDUCTION, OUTCOME = "ours, checksum of the reduction", "ours, rate by outcome"
+OPTIONS: dict[str, dict[str, Any]] = {  # what their schedules ask for beside the usual
+    REDUCTION: {"reduction": True},  # nearly all of its rounds still measure the noise: no cheaper
+    OUTCOME: {"max_poisoned_steps": AUDIT_EVERY - 1},
+}
+GROUPS = {
+    "schedules": (PLAIN, AGAIN, PUBLISHED, OURS, FORWARD, LAZY, ANY_TIME),
+    "options": (PLAIN, AGAIN, OURS, *OPTIONS),
+}
 
 
 def kind_of(step: int) -> str | None:
@@ -71,7 +81,8 @@ class Subject:
     def _attach(self) -> None:
         # Saves are rare, as by default: where one may follow, a check compares optimizer state as well.
         saves = None if self.name == ANY_TIME else NO_SAVE
-        schedule = Schedule(AUDIT_EVERY, CHECK_EVERY, saves, deterministic=self.name != FORWARD)
+        options = OPTIONS.get(self.name, {})
+        schedule = Schedule(AUDIT_EVERY, CHECK_EVERY, saves, deterministic=self.name != FORWARD, **options)
         if self.name == PUBLISHED:
             self.guard = PublishedGuard(
                 self.ddp, self.optimizer, compute_loss, lambda s, r: (self.batch(s, r),), schedule, 1
@@ -92,8 +103,3 @@ class Subject:
 def settings_for(rank: int) -> AgentSettings:
     """Every rank on a node of its own."""
     return AgentSettings("bench", Job("bench", "uid"), f"hyperpod-i-{rank:017x}", gpu_uuids=(f"GPU-{rank}",))
-
-
-def names() -> list[str]:
-    """All subjects."""
-    return [PLAIN, AGAIN, PUBLISHED, OURS, FORWARD, LAZY, ANY_TIME]

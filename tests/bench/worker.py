@@ -1,6 +1,6 @@
 """One rank of the step benchmark: rounds of all subjects until the A/A row is quiet or the time is over.
 
-Usage: worker.py OUT_DIR TOKENS SECONDS SIZE, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+Usage: worker.py OUT_DIR TOKENS SECONDS SIZE GROUP, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.bench.subjects import Subject
 BLOCK = 12  # rounds: one turn through all kinds of steps
 
 
-def main(out: Path, tokens: int, seconds: float, size: model.Size) -> None:
+def main(out: Path, tokens: int, seconds: float, size: model.Size, group: str) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     jobs, start = [], {}
-    for name in subjects.names():
+    for name in subjects.GROUPS[group]:
         jobs.append(_timed(start, name, lambda name=name: Subject(name, size, tokens)))
     for job in jobs:  # first steps: warm-up and preflight
         _timed(start, f"first step, {job.name}", job.step)
@@ -101,4 +101,4 @@ def _timed(into: dict[str, float], name: str, action: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), getattr(model, sys.argv[4]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), getattr(model, sys.argv[4]), sys.argv[5])

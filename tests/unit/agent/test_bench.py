@@ -13,7 +13,7 @@ import pytest
 from tests.bench import __main__ as bench
 from tests.bench import figures, gpu, scale
 from tests.bench.figures import Round
-from tests.bench.subjects import AGAIN, FORWARD, OURS, PLAIN, PUBLISHED
+from tests.bench.subjects import AGAIN, FORWARD, GROUPS, OURS, OUTCOME, PLAIN, PUBLISHED, REDUCTION
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -40,14 +40,27 @@ def test_schedules_are_composed_from_paired_ratios_whatever_the_load() -> None:
     assert figures.quiet(run) == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize(("void", "kept"), [(False, True), (True, False), (None, False)])
-def test_a_resumed_run_keeps_the_quiet_groups_alone(
-    void: bool | None, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_options_are_compared_with_ours_without_them() -> None:
+    run = [
+        Round(kind, {PLAIN: 1.0, AGAIN: 1.0, OURS: ours, OUTCOME: ours * 1.01})
+        for kind, ours in (("healthy", 1.04), ("weights", 1.06), ("audit", 2.0))
+    ]
+    found = figures.options(run)
+    assert found[OUTCOME]["healthy_pct"] == 5.04
+    assert all(found[OUTCOME][f"{kind}_over_ours_pct"] == 1.0 for kind in figures.KINDS)
+    assert set(found[REDUCTION].values()) == {None}, "no such subject in this run"
+
+
+@pytest.mark.parametrize("case", [bench.FULL[0], bench.OPTIONS[0]], ids=["schedules", "options"])
+def test_a_resumed_run_keeps_quiet_groups_of_the_same_subjects_alone(
+    case: bench.Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "CASES", tmp_path)
-    if void is not None:
-        (tmp_path / "SMALL 2 ranks, 96 tokens.json").write_text(json.dumps({"void": void}))
-    assert (bench.kept(bench.FULL[0], "SMALL") is not None) is kept
+    assert bench.kept(case, "SMALL") is None, "nothing was measured"
+    measured = dict.fromkeys(GROUPS[case.group])
+    for void, subjects, kept in ((False, measured, True), (True, measured, False), (False, {OURS: 0}, False)):
+        case.kept_in("SMALL").write_text(json.dumps({"void": void, "operations": subjects}))
+        assert (bench.kept(case, "SMALL") is not None) is kept
 
 
 def test_the_scale_section_names_the_bad_ranks_of_a_small_job_and_sizes_their_alarm() -> None:
