@@ -166,6 +166,7 @@ def build(
         versions=versions(),
         notes=notes,
         capsules=tuple(CapsuleRef(**k) for k in kept),
+        group=comm.name,
     )
 
 

@@ -89,7 +89,7 @@ class BisectReporter:
                 f.write(json.dumps([step, ours]) + "\n")
             log_line("bisect", step=step, equal=ours == self._expected[step])
         if self._comm.from_first(ours != self._expected[step]) or step >= self._plan.points[-1][0]:
-            self._comm.meet(f"sdc/bisect/{step}", FAREWELL)
+            self._comm.meet(f"bisect/{step}", FAREWELL)
             exit_codes.leave(0)
 
     def alarm(self, alarm: Alarm) -> None:

@@ -6,6 +6,7 @@ collective means that a peer vanished, which is nobody's guilt: `PeerLostError`.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import time
@@ -57,6 +58,7 @@ class Comm:
         self._serial = next(_serials[self.ranks])
         # NCCL moves device memory, gloo host memory.
         self.device = device if "nccl" in dist.get_backend(group) else torch.device("cpu")
+        self.name = name_of(self.ranks, dist.get_world_size(), self._serial)
 
     def total(self, counts: list[int]) -> list[int]:
         """Sum small counters over all ranks: one all-reduce, one host sync."""
@@ -179,7 +181,7 @@ class Comm:
         """
         deadline = time.monotonic() + timeout.total_seconds()
         try:
-            store = self._store()
+            store, key = self._store(), f"sdc/{self._serial}/{key}"
             arrived = store.add(key, 1)
             while arrived < self.world and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
@@ -223,6 +225,25 @@ class Comm:
                 f"Rank {self.rank}: a peer vanished while {doing} ({e}). Nobody is suspected for that; look "
                 "at the first rank that exited."
             ) from e
+
+
+def name_of(ranks: tuple[int, ...], world: int, serial: int) -> str:
+    """What tells the alarms of a job's guards apart; "" for the first guard over all ranks.
+
+    Equal on all ranks, and at the next start of the same script.
+
+    Args:
+        ranks: of the group, in the whole job.
+        world: ranks of the whole job.
+        serial: how many guards this group has had before in these processes.
+    """
+    parts = []
+    if len(ranks) < world:
+        digest = hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:8]
+        parts.append(f"{len(ranks)} ranks from {ranks[0]} on ({digest})")
+    if serial:
+        parts.append(f"guard {serial + 1}")
+    return ", ".join(parts)
 
 
 def _own_errors() -> tuple[type[BaseException], ...]:

@@ -57,7 +57,7 @@ class Farewell:
         if not bool(update.norms.reduced_nonfinite(setup.device)):
             return
         # In deferred mode a rank that goes on is in its next backward when it judges this step.
-        key = f"sdc/farewell/{update.ledger.step + 1}"
+        key = f"farewell/{update.ledger.step + 1}"
         if not update.deferred or setup.comm.meet(key, MEETING):
             update.before(setup.optimizers[0])
             update.drain()

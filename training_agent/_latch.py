@@ -64,7 +64,7 @@ class AlarmLatch:
             files = [] if sealed is None else [(Path(sealed.ref.path), sealed.data)]
             write_all([*files, *self._trail(sighting, ledger.trail)], FAREWELL)
             left = FAREWELL - timedelta(seconds=time.monotonic() - reported)
-            setup.comm.meet(f"sdc/alarm/{self._alarm.step}/{self._alarm.time}", max(left, timedelta()))
+            setup.comm.meet(f"alarm/{self._alarm.step}/{self._alarm.time}", max(left, timedelta()))
         raise SdcAlarm(self._alarm, _alarm.message(self._alarm))
 
     def _seal(self, sighting: Sighting, disputed: RingResult | None) -> Sealed | None:

@@ -48,5 +48,5 @@ def leave_if_asked(setup: Setup, depth: Depth | None, notes: tuple[str, ...]) ->
         compares=DEPTHS[depth],
         notes=list(notes),
     )
-    setup.comm.meet("sdc/preflight", FAREWELL)  # a launcher ends the others at the first exit
+    setup.comm.meet("preflight", FAREWELL)  # a launcher ends the others at the first exit
     exit_codes.leave(0)

@@ -173,6 +173,8 @@ class Incident:
     decision_row: str | None = None
     decided_rows: tuple[str, ...] = ()
     decision_reason: str = ""  # one sentence, for mail and page
+    undecided: bool = False  # contained, or about to be, and not decided since: the row is an older one
+    rounds: int = 0  # how often later evidence had it contained and decided again
     closing: State | None = None  # the terminal state that `resume` is to write
     human_reason: str = ""
     second_read: bool = False  # confirm has read the agent's second confirmation
@@ -230,6 +232,8 @@ class Incident:
         tries = {step: n for step, n in self.tries.items() if step != "resume"}
         return replace(
             self.to(State.LOCATED),
+            undecided=True,
+            rounds=self.rounds + 1,
             closing=None,
             human_reason="",
             approval_id=None,

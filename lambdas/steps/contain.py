@@ -64,7 +64,7 @@ def run(needs: Needs, incident_id: str) -> StepResult:
         for target in incident.targets:
             require_admission_policy(needs, target)
     # Noted first: a containment that breaks off half-way has touched something all the same.
-    begun = record(needs, incident, replace(incident, touched=True), "containment begins")
+    begun = record(needs, incident, replace(incident, touched=True, undecided=True), "containment begins")
     targets, story = _contain(needs, begun, row)
     record(needs, begun, replace(begun, targets=targets).to(State.CONTAINED), story)
     since = None if incident.touched else incident.opened_at  # once: not for second evidence

@@ -49,6 +49,7 @@ def run(needs: Needs, incident_id: str) -> StepResult:
     decided = replace(
         incident,
         decision_row=decision.row.id,
+        undecided=False,
         decided_rows=rows,
         decision_reason=decision.reason + (FAILED_ONCE if incident.tries.get(INTERNAL) else ""),
         decided_on=len(incident.joined),

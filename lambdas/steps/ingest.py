@@ -139,6 +139,7 @@ def _accept(settings: IngestSettings, alarm: Alarm) -> None:
     if alarm.nodes > alarm.world_size:
         raise ContractError(f"{alarm.nodes} nodes for {alarm.world_size} ranks: a node without a rank")
     names = [alarm.job.uid, alarm.job.name, *(f.place.node for f in alarm.findings if f.place is not None)]
+    names += [alarm.group] if alarm.group else []
     if not all(0 < len(name) <= MAX_NAME and _is_text(name) for name in names):
         raise ContractError(f"a name is empty, longer than {MAX_NAME} characters, or no Unicode text")
     try:

@@ -55,6 +55,11 @@ class Speaker(Recorder, Permitted, Protocol):
     def mail(self) -> Mail: ...
 
 
+def notice_of(incident: Incident) -> str:
+    """The effect of its notice: once for each time that it was contained and decided."""
+    return f"{NOTICE}:{incident.rounds}" if incident.rounds else NOTICE
+
+
 def lines(needs: Recorder, incident: Incident, alarm: Alarm) -> tuple[Fact, ...]:
     """The facts that mail and page share."""
     row = ROWS[incident.decision_row or "X0"]
@@ -63,7 +68,7 @@ def lines(needs: Recorder, incident: Incident, alarm: Alarm) -> tuple[Fact, ...]
 
 
 def tell(needs: Speaker, incident_id: str, seen: Any, execution: str = "") -> StepResult:
-    """Send the notice once. Never raises but for the store: this is where every other failure leads."""
+    """Send the notice, once a decision. Never raises but for the store: every other failure leads here."""
     before = needs.incidents.get(incident_id)
     if before.state.terminal:
         return StepResult("told", f"the incident has ended as {before.state.value}")
@@ -79,8 +84,8 @@ def tell(needs: Speaker, incident_id: str, seen: Any, execution: str = "") -> St
     incident = amend(needs, incident_id, lambda i: replace(i, closing=closing, human_reason=reason))
     _ask_no_more(needs, incident)
     try:
-        if not needs.incidents.intend(incident.id, NOTICE, needs.clock.now()):
-            told = needs.incidents.effect(incident.id, NOTICE)
+        if not needs.incidents.intend(incident.id, notice_of(incident), needs.clock.now()):
+            told = needs.incidents.effect(incident.id, notice_of(incident))
             if told is not None and told.state is EffectState.RESULT:
                 return StepResult("told", "a human was told before")
         alarm = alarm_of(needs.incidents, incident)
@@ -95,7 +100,7 @@ def tell(needs: Speaker, incident_id: str, seen: Any, execution: str = "") -> St
             url=needs.settings.review_url.rstrip("/"),
         )
         story = send_to_all(needs.mail, incident.cluster, subject, body)
-        needs.incidents.conclude(incident.id, NOTICE, story, needs.clock.now())
+        needs.incidents.conclude(incident.id, notice_of(incident), story, needs.clock.now())
     except PermanentError as e:  # what can be tried again is, by the state machine; then an alarm tells
         story = f"the notice could not be sent: {e}"
         needs.incidents.audit(incident.id, "notice", story, needs.clock.now())

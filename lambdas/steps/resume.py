@@ -23,7 +23,7 @@ from .confirm import CHECK_LOCK
 from .contain import release_quarantine
 from .effects import uncordon
 from .locate import free_gates
-from .notices import NOTICE
+from .notices import notice_of
 from .outcome import StepResult, alarm_of, amend, joined_by, record, to_human
 from .replace import let_go
 
@@ -58,8 +58,8 @@ def run(needs: Needs, incident_id: str) -> StepResult:
         free_gates(needs.incidents, before)
         return StepResult("closed", f"closed before as {before.state.value}")
     closing = _end_of(needs, before)
-    if closing in RELEASING and before.reopened:
-        story = "evidence has come in that the decision to release had not seen: contained and decided again"
+    if before.reopened and (closing in RELEASING or _holds_nobody(before)):
+        story = "evidence has come in that the decision to let go had not seen: contained and decided again"
         record(needs, before, before.again(), story)
         return StepResult("reopened", story)
     let_go_at = before.let_go_at if before.state is State.CLOSING else stamp(needs.clock.now())
@@ -80,8 +80,8 @@ def run(needs: Needs, incident_id: str) -> StepResult:
             wait = WAIT_SECONDS if incident.tries["resume"] < QUICK_POLLS else LONG_WAIT_SECONDS
             return StepResult("waiting", f"{story}; the job has not started again yet", wait)
         story = f"{story}; {_comparison(needs, incident)}"
-    elif incident.touched and _holds_nobody(incident):
-        with suppress(HaltedError):  # as contain did already, but for what came in since
+    elif _holds_nobody(incident):
+        with suppress(HaltedError):  # as contain did already, but for restarts that came in since
             release_quarantine(needs, incident)
     return _close(needs, incident, closing, story or _ENDS.get(closing, incident.human_reason))
 
@@ -125,7 +125,7 @@ def _free(needs: Needs, incident: Incident, closing: State) -> str:
 
 def _gone_and_held(needs: Needs, incident: Incident, closing: State, story: str) -> StepResult:
     """The end keeps its name; people are mailed first, once: they alone can let the job go now."""
-    told = needs.incidents.effect(incident.id, NOTICE)
+    told = needs.incidents.effect(incident.id, notice_of(incident))
     if told is not None and told.state is EffectState.RESULT:
         return _close(needs, incident, closing, story)
     amend(needs, incident.id, lambda i: replace(i, human_reason=story))
@@ -133,7 +133,10 @@ def _gone_and_held(needs: Needs, incident: Incident, closing: State, story: str)
 
 
 def _holds_nobody(incident: Incident) -> bool:
-    return incident.decision_row is not None and ROWS[incident.decision_row].contain is Contain.NOTHING
+    """Was it decided that no node and no job need wait? An older row says nothing of a later containment."""
+    if incident.decision_row is None or incident.undecided or not incident.touched:
+        return False
+    return ROWS[incident.decision_row].contain is Contain.NOTHING
 
 
 def _look_for_job(needs: Needs, incident: Incident) -> tuple[Incident, bool]:

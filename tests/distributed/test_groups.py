@@ -25,6 +25,7 @@ def test_two_groups_in_one_job_name_the_rank_of_the_job_and_leave_each_other_alo
     assert [(r["alarm"], r["step"], r["audits"]) for r in first] == [(None, 6, 3)] * 3  # it trains on
     assert all("one group of all ranks" in r["refused"] for r in first + second)  # by sdc bisect
     assert len({r["alarm"] for r in second}) == 1
+    assert json.loads(second[0]["alarm"])["group"].startswith("3 ranks from 3 on")  # part of the delivery key
     alarm = decode(Alarm, second[0]["alarm"])
     assert (alarm.check, alarm.step, alarm.named_ranks, alarm.world_size) == (Check.REPLAY, 4, (4,), 3)
     (finding,) = alarm.findings

@@ -149,6 +149,7 @@ class Alarm:
     versions: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what was not checked, and why: one sentence each
     capsules: tuple[CapsuleRef, ...] = ()  # one per named rank, where a micro-batch was contested
+    group: str = ""  # which guard of the job raised it; empty: the first one over all ranks, or before 1.1
     schema_version: str = SCHEMA_VERSION
 
     @property

@@ -82,12 +82,14 @@ def from_plain(kind: type[T], plain: Any) -> T:
 
 
 def delivery_key(alarm: Alarm) -> str:
-    """Key that drops duplicates of one alarm: 32 hex digits over cluster, job uid, check, step, suspects.
+    """Key that drops duplicates of an alarm: 32 hex digits over cluster, job, check, step, suspects, group.
 
-    It is the same for every rank and every re-send, and never used as the gate.
+    It is the same for every rank, every re-send and every restart, and never used as the gate. Where a job
+    has one guard over all ranks, as before 1.1, it is the key that it always was.
     """
     suspects = ",".join(map(str, alarm.named_ranks))
-    text = "\x1f".join([alarm.cluster, alarm.job.uid, alarm.check.value, str(alarm.step), suspects])
+    parts = [alarm.cluster, alarm.job.uid, alarm.check.value, str(alarm.step), suspects]
+    text = "\x1f".join([*parts, alarm.group] if alarm.group else parts)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

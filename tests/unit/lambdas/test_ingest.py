@@ -50,6 +50,8 @@ BAD: dict[str, str | dict[str, Any]] = {
     "from the future": detail(time="2026-01-01T00:40:00Z"),
     "more nodes than ranks": detail(nodes=7),
     "empty job uid": detail(job={"name": "llama", "uid": "", "attempt": 1, "namespace": "x"}),
+    "half a surrogate in the group": detail(group="\ud800"),
+    "a group without end": detail(group="x" * 300),
     "half a surrogate": detail(job={"name": "llama", "uid": "\ud800", "attempt": 1}),
     "name beyond a table's key": detail(job={"name": "llama", "uid": "u" * 3000, "attempt": 1}),
 }

@@ -15,7 +15,7 @@ from lambdas.domain.incident import Incident, State, Target, execution_name
 from lambdas.steps.locate import MAX_JOINED
 from lambdas.steps.outcome import amend
 from tests.events import builder
-from training_agent.contract import Finding, Verdict
+from training_agent.contract import Finding, Verdict, instance_subject
 
 from .drive import Driver
 from .fakes import START
@@ -219,6 +219,7 @@ def test_a_cordon_that_a_broken_containment_left_is_told_of_and_can_be_let_go(
         look(driver)
     body = driver.world.mail.sent[-1][2]
     assert "No node was cordoned" not in body and f"sdc release {first.id}" in body
+    assert driver.world.quarantine.rows[instance_subject(SUSPECT)]["state"] == "held"
 
 
 def _free(incident: Incident) -> tuple[Target, ...]:
