@@ -9,6 +9,7 @@
 
 #define BLOCK 4096u /* words of one NH block */
 #define PAIRS (BLOCK / 2)
+#define AHEAD 6144 /* bytes: beyond what the hardware fetches by itself; nearer, the loop waits for memory */
 #define LENGTH 0x9FB21C651E98DF25ull
 #define GOLDEN 0x9E3779B97F4A7C15ull
 
@@ -30,7 +31,7 @@ static inline uint64_t mix(uint64_t x) {
     typedef uint64_t v __attribute__((vector_size(BYTES)));                                                         \
     v all = {0}, high = {0}, all_age = {0}, high_age = {0}, nh = {0};                                               \
     for (unsigned t = 0; t < ROWS; t++) {                                                                           \
-      __builtin_prefetch(p + (t + 24) * BYTES);                                                                     \
+      __builtin_prefetch(p + t * BYTES + AHEAD);                                                                    \
       v x = *(const NAME##_v *)(p + t * BYTES), k = *(const NAME##_v *)((const unsigned char *)keys + t * BYTES);   \
       v y = (v)((NAME##_w)x + (NAME##_w)k);                                                                         \
       all += x;                                                                                                     \

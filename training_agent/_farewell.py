@@ -54,7 +54,7 @@ class Farewell:
         last = getattr(setup.outer, "require_forward_param_sync", True)
         if not last or len(update.watch.batches) != update.norms.backwards:
             return  # the others are in a forward or backward: nobody is at the update
-        if not bool(update.norms.reduced_nonfinite(setup.device)):
+        if not update.norms.left_nonfinite():  # not its share of them alone: the answer of all ranks is one
             return
         # In deferred mode a rank that goes on is in its next backward when it judges this step.
         key = f"farewell/{update.ledger.step + 1}"

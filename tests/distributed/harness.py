@@ -208,10 +208,13 @@ class TrainingJob:
             }
 
     def _sees_reduced(self, guard: Guard) -> bool:
-        """Whether check 1 read the reduced gradients and not the local ones, in every kind of DDP."""
+        """Whether the ranks' shares make up the reduced gradients, not local ones, in every kind of DDP."""
+        norms = guard._norms
         reduced = torch.stack([torch.linalg.vector_norm(p.grad) for p in self.model.parameters()])
-        seen = guard._norms._reduced
-        return seen is not None and torch.allclose(seen, reduced, equal_nan=True)
+        seen = torch.zeros(()) if norms._reduced is None else norms._reduced.square().sum()
+        dist.all_reduce(seen)
+        seen *= norms.share.ranks / dist.get_world_size()
+        return torch.allclose(seen, reduced.square().sum(), equal_nan=True)
 
     def _state(self, optimizer: torch.optim.Optimizer) -> list[str]:
         rng = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16]

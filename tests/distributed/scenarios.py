@@ -45,9 +45,8 @@ def _nan_in_one_weights_gradient(model: nn.Module) -> None:
     model.blocks[0].up.weight.register_hook(lambda g: g * NAN)
 
 
-SPOIL_REDUCTION = [
-    False
-]  # set at one step: what a fault inside the all-reduce does: the same NaN on every rank
+# Set at one step: what a fault inside the all-reduce does, the same NaN on every rank; or in one rank's copy.
+SPOIL_REDUCTION = [False]
 
 
 def faulty_all_reduce(_state, bucket):  # no annotations: DDP would compare them with its own objects
@@ -63,9 +62,9 @@ def faulty_all_reduce(_state, bucket):  # no annotations: DDP would compare them
     return reduced.then(spoil)
 
 
-def _spoil_reduction(job: TrainingJob, at: int) -> Run:
-    def switch(_model: nn.Module, _rank: int, step: int) -> None:
-        SPOIL_REDUCTION[0] = step == at
+def _spoil_reduction(job: TrainingJob, at: int, only: int | None = None) -> Run:
+    def switch(_model: nn.Module, rank: int, step: int) -> None:
+        SPOIL_REDUCTION[0] = step == at and only in (None, rank)
 
     try:
         return job.run(Plan(before_step=switch, steps=12))
@@ -225,4 +224,5 @@ VARIANT_SCENARIOS: dict[str, Scenario] = {
     "nan-once": lambda job: job.run(Plan(faults.forward([3], [5], STEP_ONLY, NAN))),
     "forward-x1000": lambda job: job.run(Plan(faults.forward([3], range(3, 99), EVERYWHERE, 1000.0))),
     "nan in the reduction": lambda job: _spoil_reduction(job, at=7),
+    "nan in one copy of it": lambda job: _spoil_reduction(job, at=7, only=2),
 }

@@ -120,6 +120,18 @@ def test_nan_from_the_all_reduce_names_nobody_and_blames_one_step(scenario: Scen
     assert finding.kind is FindingKind.REDUCED
 
 
+@pytest.mark.parametrize("variant", VARIANTS[:2])
+def test_nan_in_one_ranks_copy_of_the_reduction_names_it_before_anybody_else_has_it(
+    scenario: Scenario, variant: str
+) -> None:
+    """It lies outside of the share that this rank reads: seen one step later, by what it computes then."""
+    alarm = alarm_in(scenario(f"{variant}: nan in one copy of it"), applied=True)
+    (finding,) = alarm.findings
+    assert (alarm.check, alarm.step, alarm.named_ranks) == (Check.WEIGHTS, 8, (2,))
+    assert (finding.kind, finding.majority) == (FindingKind.WEIGHTS, True)
+    assert alarm.nonfinite_ranks == (2,)
+
+
 def test_a_gradient_of_1e25_alarms_although_the_user_clips_it(scenario: Scenario) -> None:
     alarm = alarm_in(scenario("gradient of 1e25, clipped"))
     assert (alarm.check, alarm.step, alarm.named_ranks) == (Check.NONFINITE, 15, (1,))

@@ -5,12 +5,14 @@ Comes in: gradients, by post-accumulate hooks (they see the local gradient and l
 Goes out: two counters and the norms behind them. Next: a non-finite step is replayed (`checks.replay`).
 
 The local read names a rank, the reduced one detects: a NaN survives the sum. Reads are queued and made many
-at a time, as far as the gradient stays local until then.
+at a time, as far as the gradient stays local until then. The reduced gradient is one and the same on all
+ranks: each reads its share of it, and all of them together see everything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +35,39 @@ def read_locally(parameters: Sequence[Tensor], naming: Naming) -> tuple[bool, ..
     return tuple(naming is Naming.FULL or (p.dim() < 2 and p.numel() <= TINY) for p in parameters)
 
 
+class Share(NamedTuple):
+    """One of `ranks` equal parts of the reduced gradient, by elements."""
+
+    part: int
+    ranks: int
+
+
+class Slice(NamedTuple):
+    """Elements `start` to `stop` of one parameter, flat; `tensor`: which one."""
+
+    tensor: int
+    start: int
+    stop: int
+
+
+def slices_of(sizes: Sequence[int], share: Share) -> tuple[Slice, ...]:
+    """What belongs to a share of tensors that lie one behind the other; `sizes`: elements of each."""
+    total = sum(sizes)
+    first, last = (total * part // share.ranks for part in (share.part, share.part + 1))
+    found, offset = [], 0
+    for index, size in enumerate(sizes):
+        start, stop = max(first - offset, 0), min(last - offset, size)
+        if start < stop:
+            found.append(Slice(index, start, stop))
+        offset += size
+    return tuple(found)
+
+
+WHOLE = Share(0, 1)
+
+
 class GradientNorms:
-    """Norm of every local gradient of a step, and of every reduced one, kept on the device until asked."""
+    """Norms of the local gradients of a step, and of the reduced ones, kept on the device until asked."""
 
     def __init__(
         self,
@@ -43,6 +76,7 @@ class GradientNorms:
         *,
         naming: Naming = Naming.FULL,
         at_once: bool = True,
+        share: Share = WHOLE,
     ) -> None:
         """Hook `parameters`.
 
@@ -50,11 +84,14 @@ class GradientNorms:
             active: whether the backward in progress is the step's own.
             naming: `lazy` reads the tiny 1-D gradients only.
             at_once: read each gradient as it comes: it is reduced where it lies (`gradient_as_bucket_view`).
+            share: which part of the reduced gradient to read, where all ranks hold the same.
         """
         self._parameters = tuple(parameters)
         self.active = active
         device = self._parameters[0].device.type if self._parameters else "cpu"
         self._queue_limit = 0 if at_once else _QUEUED.get(device, _QUEUED_ELSEWHERE)
+        self.share = share
+        self._slices = slices_of([p.numel() for p in self._parameters], share)
         self.handles: list[RemovableHandle] = []  # those of whoever watches the same backwards, too
         self._hook(read_locally(self._parameters, naming))
         self.reset()
@@ -88,8 +125,13 @@ class GradientNorms:
         """int64 scalar: the same for the reduced gradients, as they were before any clipping."""
         return _any_nonfinite([] if self._reduced is None else [self._reduced], device)
 
+    def left_nonfinite(self) -> bool:
+        """Whether the gradients as they lie here now, all of them, are not finite; waits for the device."""
+        left = [g.detach() for g in self._gradients() if g is not None]
+        return bool(left) and not bool(torch.stack([n.float() for n in norms(left)]).isfinite().all())
+
     def reduced_norm(self, device: torch.device) -> Tensor:
-        """Scalar: the norm of all reduced gradients together; 0 before any."""
+        """Scalar: the norm of what was read of the reduced gradients together; 0 before any."""
         if self._reduced is None:
             return torch.zeros((), device=device)
         whole: Tensor = torch.linalg.vector_norm(self._reduced)
@@ -177,10 +219,14 @@ class GradientNorms:
         self._locals.append(self._blank())
         self._came.append([False] * len(self._parameters))
         every = self._gradients()
-        gradients = [g for g in every if g is not None]
-        if gradients:
-            self._reduced = torch.stack([n.float() for n in norms(gradients)])
+        read = [g for g in self._to_read(every) if g is not None]
+        if read:
+            self._reduced = torch.stack([n.float() for n in norms(read)])
         self._versions = [_version(g) for g in every]
+
+    def _to_read(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """This rank's share of the reduced gradients."""
+        return [_part(gradients[s.tensor], s) for s in self._slices]
 
 
 def at_end_of_backward(action: Callable[[], None], hops: int) -> None:
@@ -194,6 +240,13 @@ def at_end_of_backward(action: Callable[[], None], hops: int) -> None:
 
     # Public in effect: DDP's and FSDP's Python sides use it, and there is no other name for it.
     torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def _part(gradient: Tensor | None, wanted: Slice) -> Tensor | None:
+    """The slice of a gradient; all of it where its elements do not lie in order."""
+    if gradient is None or wanted.stop - wanted.start == gradient.numel() or not gradient.is_contiguous():
+        return gradient
+    return gradient.detach().view(-1)[wanted.start : wanted.stop]
 
 
 def _version(gradient: Tensor | None) -> int | None:

@@ -58,5 +58,8 @@ class ShardedNorms(GradientNorms):
 
         self._leaves.watch(entering)
 
+    def _to_read(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        return list(gradients)
+
     def _gradients(self) -> list[Tensor | None]:
         return [None if p.grad is None else local_part(p.grad) for p in self._parameters]
