@@ -50,8 +50,8 @@ class Case:
         return CASES / f"{size} {self.key}{group}.json"
 
 
-FULL = (Case(2, 96, 75), Case(2, 1024, 110), Case(4, 96, 100), Case(4, 1024, 150))
-OPTIONS = (Case(2, 96, 75, "options"), Case(2, 1024, 110, "options"))
+FULL = (Case(2, 96, 120), Case(2, 1024, 180), Case(4, 96, 140), Case(4, 1024, 220))
+OPTIONS = (Case(2, 96, 90, "options"), Case(2, 1024, 130, "options"))
 QUICK, QUICK_OPTIONS = (Case(2, 96, 1),), (Case(2, 96, 1, "options"),)
 
 
