@@ -19,10 +19,11 @@ from ._walk import modules, named_buffers
 
 
 class Unit(str, Enum):
-    """What is audited: the whole loss function, or only the wrapped module's own forward."""
+    """What is audited: the whole loss function, only the wrapped module's own forward, or one block of it."""
 
     LOSS = "loss"
     MODULE = "module"
+    BLOCK = "block"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,9 @@ class Capture:
     trained: frozenset[str]  # parameters that required a gradient
     buffers: dict[str, Tensor] = field(default_factory=dict)  # after DDP's broadcast
     seeds: list[Tensor | None] = field(default_factory=list)  # gradient that enters each output
+    block: str = ""  # whose start this is, by path inside the wrapped module
+    inputs: tuple[bool, ...] = ()  # of a block: per tensor in its arguments, whether its gradient is compared
+    backward: Contexts | None = None  # of a block: as they were when its backward began
 
 
 def take(
@@ -104,6 +108,15 @@ def reentered(capture: Capture, module: nn.Module, device: torch.device) -> Iter
         if capture.device_rng is not None:
             torch.cuda.set_rng_state(capture.device_rng, device)
         stack.enter_context(torch.enable_grad())
+        yield
+
+
+@contextmanager
+def switched(contexts: Contexts | None, device: torch.device) -> Iterator[None]:
+    """Run a block under these switches; None: as they are."""
+    with ExitStack() as stack:
+        if contexts is not None:
+            _enter_contexts(stack, contexts, device)
         yield
 
 

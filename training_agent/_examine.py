@@ -116,6 +116,13 @@ class Examiner:
             assert batch is not None  # it was compared
             return self._data.differs(step, batch, micro_batches, self._partners()) or found
 
+    def examine_block(
+        self, step: int, batch: MicroBatch | None, original: Evidence | None, obstacle: str | None, turn: int
+    ) -> AuditPass | Sighting | ReplayOff | str:
+        """The same for one block of `step`, as `_layers` recorded it; `turn` picks the partners."""
+        with self.stopwatch.running():
+            return self._examined(step, batch, original, (), 1, obstacle, False, turn)
+
     def _examined(
         self,
         step: int,
@@ -125,19 +132,21 @@ class Examiner:
         micro_batches: int,
         obstacle: str | None,
         at_start: bool,
+        turn: int | None = None,
     ) -> AuditPass | Sighting | ReplayOff | str:
         if self._comm.total([int(batch is None or original is None)])[0]:
             return self.unexamined(step, obstacle, nonfinite)
         assert batch is not None and original is not None
         self.disputed = None
-        targets = self._partners()
-        self._audits += not at_start  # the preflight is no audit: the first one meets the same peers again
+        targets = self._partners(turn)
+        # The preflight is no audit: the first one meets the same peers again. Layer audits count alone.
+        self._audits += not at_start and turn is None
         try:
             result = self._ring.replay(targets, batch.capture, original, several=micro_batches > 1)
         except ReplayFailedError as e:
             return self.unexamined(step, str(e), nonfinite)
         if not result.pairs and not nonfinite:
-            if not at_start:  # the preflight compares replays with replays, never with a step
+            if not at_start and turn is None:  # the preflight compares replays with replays, never a step
                 self._footing.passed(batch.capture)
             return AuditPass(original.tensors, original.nbytes, batch.loss_audited)
         sighting = Sighting(
@@ -282,10 +291,11 @@ class Examiner:
             "ranks that saw other shapes hold other graphs (torch.compile(dynamic=False) or padding helps)"
         )
 
-    def _partners(self) -> tuple[int, ...]:
+    def _partners(self, turn: int | None = None) -> tuple[int, ...]:
+        turn = self._audits if turn is None else turn
         if self._sharding is None:
-            return partners(self._rank_map, self._audits, self._rotate)
-        return replica_partners(self._rank_map, self._sharding.replicas, self._audits, self._rotate)
+            return partners(self._rank_map, turn, self._rotate)
+        return replica_partners(self._rank_map, self._sharding.replicas, turn, self._rotate)
 
     def _believable(self, findings: tuple[Finding, ...], seen: bool = True) -> tuple[Finding, ...]:
         sharding = self._sharding

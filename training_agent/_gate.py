@@ -129,6 +129,12 @@ class Gate:
         self._shut = torch.zeros_like(self._shut)
 
 
+def ranks_that(comm: Comm, raised: int, own: Tensor) -> tuple[int, ...]:
+    """Which ranks raised a flag: `raised` of them, this one if `own` is 1. A collective unless none did."""
+    flags = comm.gather(int(own)) if raised else [0] * comm.world
+    return tuple(rank for rank, flag in zip(comm.ranks, flags, strict=True) if flag)
+
+
 def _fixed(size: Tensor) -> Tensor:
     """The absolute value as int64; 0 for NaN, which the flags tell."""
     clean = torch.nan_to_num(size.detach().double().abs(), nan=0.0, posinf=_LARGEST).clamp(max=_LARGEST)

@@ -18,6 +18,7 @@ from ._alarm import Passes, Sighting
 from ._assurance import Assurance
 from ._comm import Comm
 from ._examine import OVERFLOW_LIMIT, AuditPass
+from ._layer_book import LayerBook
 from ._trail import ROW, Trail
 from .checks.sharded import is_sharded, whole
 from .digest import DIGEST_VERSION, digest
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from ._startup import Setup
 
 MANIFEST_VERSION = 1
-PLAN = ("audit_every", "check_every", "deterministic", "max_poisoned_steps", "overhead_budget")
+PLAN = ("audit_every", "check_every", "deterministic", "max_poisoned_steps", "overhead_budget",
+        "layer_every", "layer_budget")  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -39,6 +41,7 @@ class Ledger:
     step: int = 0  # updates applied so far, over all starts
     passes: Passes = field(default_factory=Passes)
     assurance: Assurance = field(default_factory=Assurance)  # over all starts, unlike the counts below
+    layers: LayerBook = field(default_factory=LayerBook)
     audits_passed: int = 0
     audits_skipped: int = 0  # due, but not comparable; never counted as passed
     weight_checks_passed: int = 0
@@ -72,6 +75,7 @@ class Ledger:
         """Go on from a checkpoint."""
         self.step, self.passes = loaded.step, loaded.passes
         self.assurance.resume(manifest)
+        self.layers.resume(manifest)
 
     @property
     def audits_due(self) -> int:
@@ -188,6 +192,7 @@ class Ledger:
             "warnings": self.warnings,
             **self.about,
             "assurance": self.assurance.plain(self.step),
+            "layer_audits": self.layers.plain(),
             "notes": list(self.notes),
             "digests": digests,
         }

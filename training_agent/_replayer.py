@@ -9,10 +9,12 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from ._capture import Capture
+from ._blocks import blocks_of
+from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence
 from ._leaves import GatheredLeaves, Leaves
 from ._startup import Setup
+from .checks.block import recompute_block
 from .checks.compiled import CompiledReplay, is_compiled
 from .checks.nonfinite import read_locally
 from .checks.replay import recompute
@@ -28,6 +30,8 @@ class Replayer:
         self._read = read_locally(list(setup.parameters.values()), setup.naming)
         self._compiled: CompiledReplay | None = None
         self._together: ReplayTogether | None = None
+        layered = setup.schedule.layered
+        self.blocks = {block.name: block for block in blocks_of(setup.module)} if layered else {}
         if isinstance(leaves, GatheredLeaves):
             self._together = ReplayTogether(
                 setup.module, setup.compute_loss, setup.parameters, leaves, self._read
@@ -62,6 +66,10 @@ class Replayer:
             RuntimeError and whatever the user's code raises: it cannot be computed here.
         """
         setup, read = self._setup, self._read
+        if capture.unit is Unit.BLOCK:
+            block = self.blocks[capture.block]
+            part = setup.module.get_submodule(block.name)
+            return recompute_block(part, block, capture, depth, setup.device)
         if self._together is not None:
             return self._together.recompute(capture, depth, setup.device)
         if self._compiled is not None:

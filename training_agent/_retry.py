@@ -6,12 +6,39 @@ judges them like the first.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from ._capture import DeviceState, reentered
+from ._evidence import Depth
 from ._startup import Setup
 from ._watch import StepRecord, StepWatch
 from .checks.nonfinite import GradientNorms
+from .log_line import log_line
+
+if TYPE_CHECKING:
+    from ._update import Update
+
+
+def retried(update: Update, record: StepRecord) -> bool:
+    """Compute the step once more and judge it again; False when that cannot be done or fails again."""
+    setup = update.setup
+    if not repeatable(setup, record, update.norms):
+        log_line("warning", message="the step cannot be retried", step=record.step)
+        return False
+    update.drop_gradients()
+    update.watch.begin(audit=record.audit, depth=update.depth or Depth.BITS)
+    if record.audit and setup.schedule.deterministic:
+        update.determinism.enter()
+    update.layers.again()
+    compute_again(setup, record, update.watch)
+    again = update.watch.record(record.step)
+    count, own = update.count(setup.optimizers[0])
+    if update.judge(again, count.read(), own) is not None:
+        return False
+    update.ledger.retried(record.step)
+    return True
 
 
 def repeatable(setup: Setup, record: StepRecord, norms: GradientNorms) -> bool:

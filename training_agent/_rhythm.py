@@ -27,6 +27,7 @@ class Rhythm:
 
     comm: Comm
     pace: Pace
+    title: str = "audit_rate"  # of its log lines
     _loss: Spikes = field(default_factory=Spikes)
     _norm: Spikes = field(default_factory=Spikes)
     _replayed: frozenset[int] | None = field(default_factory=_bisecting.audits)
@@ -52,7 +53,7 @@ class Rhythm:
             changed = self._said is None or rate.every != self._said.every
             self._said = rate
             if changed and self.comm.is_first:
-                log_line("audit_rate", step=step, every=rate.every, reason=rate.reason)
+                log_line(self.title, step=step, every=rate.every, reason=rate.reason)
         return self.pace.due(step)
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ._capture import Capture
+from ._capture import Capture, Unit
 from ._comm import Comm
 from ._courier import Courier
 from ._evidence import Depth, Evidence
@@ -119,8 +119,9 @@ class Ring:
             problem = problem or trouble
         mismatch = content is None or replayed is None or not replayed.agrees(content[1])
         failed, anywhere, size, more = comm.largest([bool(problem), mismatch, nbytes, several])
-        # Together, nothing travels ahead: replays and steps are collectives of several groups already.
-        self.courier.agree(size, bool(more) or self._together)
+        if capture.unit is not Unit.BLOCK:  # whose parcel says nothing of a micro-batch's
+            # Together, nothing travels ahead: replays and steps are collectives of several groups already.
+            self.courier.agree(size, bool(more) or self._together)
         if failed:
             raise ReplayFailedError("; ".join(comm.complaints(problem)[:3]))
         assert replayed is not None

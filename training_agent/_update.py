@@ -16,20 +16,20 @@ from ._alarm import Sighting
 from ._capture import DeviceState
 from ._evidence import Depth
 from ._examine import AuditPass, Examiner, ReplayOff
-from ._gate import Count, Gate, Tally
+from ._gate import Count, Gate, Tally, ranks_that
 from ._latch import AlarmLatch
+from ._layers import LayerAudits
 from ._ledger import Ledger
 from ._pending import Pending
 from ._reduction import ReductionCheck, reduction_check
 from ._refusals import refuse_inside_backward
-from ._retry import compute_again, repeatable
+from ._retry import retried
 from ._rhythm import Rhythm
 from ._startup import Setup
 from ._watch import StepRecord, StepWatch
 from .checks.nonfinite import GradientNorms
 from .contract import Check
 from .determinism import DeterministicMode, deterministic
-from .log_line import log_line
 from .pace import Pace
 from .policy import Mode, Policy
 
@@ -50,6 +50,7 @@ class Update:
     rhythm: Rhythm = field(init=False)
     deferred: bool = field(init=False)
     reduction: ReductionCheck | None = field(init=False)
+    layers: LayerAudits = field(init=False)
     pending: Pending | None = None
     _judged: bool = False
     _applies: bool = True
@@ -60,6 +61,7 @@ class Update:
         self.gate = Gate(setup.optimizers, setup.comm, setup.device)
         self.reduction = reduction_check(setup, self.norms, self.ledger.note)
         self.rhythm = Rhythm(setup.comm, Pace(setup.schedule, self.ledger.step))
+        self.layers = LayerAudits(setup, self.watch, self.norms, self.examiner, self.ledger)
         # A step that is repeated, or applied with a warning, must be judged before its update.
         patient = setup.policy in (Policy.STOP, Policy.SKIP)
         self.deferred = setup.mode is Mode.DEFERRED and self.gate.on_device and patient
@@ -84,6 +86,17 @@ class Update:
             self.determinism.enter()
         else:
             self.determinism.leave()
+        self.layers.begin(ledger.step + 1, self.depth, audit=due)
+
+    def restart(self, step: int) -> None:
+        """Training goes on from another step."""
+        self.rhythm.restart(step)
+        self.layers.restart(step)
+
+    def end(self) -> None:
+        """The loop is over, perhaps on this rank only: no collective."""
+        self.examiner.end()
+        self.layers.end()
 
     def before(self, optimizer: Optimizer) -> None:
         """Judge the step, or in deferred mode the one before, and shut the gate if this one is suspicious.
@@ -105,24 +118,30 @@ class Update:
         if self._last is not None and self.deferred:
             self.gate.hold(self._last, optimizer)
         if not self._applies:
-            self._drop_gradients()
+            self.drop_gradients()
 
     def _enter_judgement(self, optimizer: Optimizer) -> None:
         record = self.watch.record(self.ledger.step + 1)
-        count, own = self._count(optimizer)
+        count, own = self.count(optimizer)
         self._last = count
-        if self.deferred and not record.audit:
+        layer = self.layers.armed
+        if self.deferred and not record.audit and not layer:
             state = DeviceState.now(self.setup.device, self.watch.copy_buffers())
             self.pending = Pending(record, count, own, state)
-            self.rhythm.judged(record.step, audit=False)
+            self._clock(record.step, audit=False, layer=False)
             return
         tally = count.read()
         self._applies = not tally.overflow
-        self._respond(record, self._judge(record, tally, own))
-        self.rhythm.judged(record.step, audit=record.audit and not tally.overflow)
+        self._respond(record, self.judge(record, tally, own))
+        calm = not tally.overflow
+        self._clock(record.step, audit=record.audit and calm, layer=layer and calm)
         self.rhythm.seen(record.step, tally)
 
-    def _count(self, optimizer: Optimizer) -> tuple[Count, Tensor]:
+    def _clock(self, step: int, *, audit: bool, layer: bool) -> None:
+        self.rhythm.judged(step, audit=audit)
+        self.layers.clock(step, audit=layer)
+
+    def count(self, optimizer: Optimizer) -> tuple[Count, Tensor]:
         device = self.setup.device
         own, reduced = self.norms.local_nonfinite(device), self.norms.reduced_nonfinite(device)
         checksum = None if self.reduction is None else self.reduction.flag()
@@ -147,7 +166,7 @@ class Update:
             return
         self.ledger.step = pending.record.step - 1  # it was not applied
         self.gate.open()
-        sighting = self._judge(pending.record, tally, pending.own)
+        sighting = self.judge(pending.record, tally, pending.own)
         if sighting is None:  # overflow
             return
         if self.setup.policy is Policy.SKIP and sighting.check is not Check.WEIGHTS:
@@ -159,20 +178,26 @@ class Update:
 
     def skipped_by_loop(self) -> None:
         """The loop threw the last gradients away, as a GradScaler without a fused optimizer does."""
-        count, own = self._count(self.setup.optimizers[0])
+        count, own = self.count(self.setup.optimizers[0])
         tally = count.read()
         if tally.suspicious and (sighting := self._overflow(self.ledger.step + 1, tally, own)) is not None:
             self.alarm(sighting)
 
     # -- judgement -------------------------------------------------------------------------------------
 
-    def _judge(self, record: StepRecord, tally: Tally, own: Tensor) -> Sighting | None:
+    def judge(self, record: StepRecord, tally: Tally, own: Tensor) -> Sighting | None:
         """What is wrong with a step; None when it may be applied (or a GradScaler skips it)."""
+        if tally.overflow or tally.nonfinite:
+            self.layers.end()  # its turn comes with the next step
         if tally.overflow:
             return self._overflow(record.step, tally, own)
         self.ledger.overflow_free()
         if tally.nonfinite or record.audit:
-            sighting = self._examine(record, self._nonfinite_ranks(tally, own))
+            sighting = self._examine(record, ranks_that(self.setup.comm, tally.nonfinite, own))
+            if sighting is not None:
+                return sighting
+        elif self.layers.armed:
+            sighting = self.layers.judge(record)
             if sighting is not None:
                 return sighting
         if tally.checksum and not tally.reduced and self.reduction is not None:
@@ -211,13 +236,10 @@ class Update:
         self.ledger.note(f"replay audits are off: {off.reason}")
 
     def _overflow(self, step: int, tally: Tally, own: Tensor) -> Sighting | None:
-        again = self.ledger.overflowed(frozenset(self._nonfinite_ranks(tally, own)), self.setup.comm.world)
+        again = self.ledger.overflowed(
+            frozenset(ranks_that(self.setup.comm, tally.nonfinite, own)), self.setup.comm.world
+        )
         return None if again is None else self.examiner.overflowing(step, again)
-
-    def _nonfinite_ranks(self, tally: Tally, own: Tensor) -> tuple[int, ...]:
-        comm = self.setup.comm
-        flags = comm.gather(int(own)) if tally.nonfinite else [0] * comm.world
-        return tuple(rank for rank, flag in zip(comm.ranks, flags, strict=True) if flag)
 
     # -- the answer ------------------------------------------------------------------------------------
 
@@ -232,35 +254,17 @@ class Update:
         elif policy is Policy.SKIP:
             self._applies = False
             self.ledger.step_skipped(sighting)
-        elif policy is Policy.STOP or not self._retried(record):
+        elif policy is Policy.STOP or not retried(self, record):
             self.alarm(sighting)
         self.rhythm.let_pass(sighting)
-
-    def _retried(self, record: StepRecord) -> bool:
-        """Compute the step once more and judge it again; False when that cannot be done or fails again."""
-        setup = self.setup
-        if not repeatable(setup, record, self.norms):
-            log_line("warning", message="the step cannot be retried", step=record.step)
-            return False
-        self._drop_gradients()
-        self.watch.begin(audit=record.audit, depth=self.depth or Depth.BITS)
-        if record.audit and setup.schedule.deterministic:
-            self.determinism.enter()
-        compute_again(setup, record, self.watch)
-        again = self.watch.record(record.step)
-        count, own = self._count(setup.optimizers[0])
-        if self._judge(again, count.read(), own) is not None:
-            return False
-        self.ledger.retried(record.step)
-        return True
 
     def alarm(self, sighting: Sighting) -> NoReturn:
         """Drop the gradients, tell, raise."""
         self.watch.end()
-        self._drop_gradients()
+        self.drop_gradients()
         self.latch.trip(sighting, self.ledger, self.examiner.disputed)
 
-    def _drop_gradients(self) -> None:
+    def drop_gradients(self) -> None:
         for optimizer in self.setup.optimizers:
             optimizer.zero_grad(set_to_none=True)  # an optimizer passes over parameters without one
 

@@ -47,8 +47,8 @@ class MicroBatch:
     @property
     def loss_audited(self) -> bool:
         """Whether the audited unit holds the whole loss function: ours, or the model's own."""
-        if self.capture.unit is Unit.LOSS:
-            return True
+        if self.capture.unit is not Unit.MODULE:
+            return self.capture.unit is Unit.LOSS
         seeds = [seed for seed in self.capture.seeds if seed is not None]
         return bool(seeds) and all(seed.dim() == 0 for seed in seeds)
 
@@ -84,7 +84,8 @@ class StepWatch:
         self._parameters = list(parameters.values())
         self._leaves = leaves
         self._stop: Stop | None = None
-        self._per_update = 1  # micro-batches of the last update
+        self.per_update = 1  # micro-batches of the last update
+        self.told: Callable[[list[Tensor]], None] | None = None  # gets what a backward may begin at
         self.batches: list[MicroBatch] = []
         self.begin(audit=False)
         self.open = False
@@ -108,7 +109,7 @@ class StepWatch:
         self.open = True
         self.audit = audit
         self.in_loss = False
-        self._chosen = turn % self._per_update if audit else 0
+        self._chosen = turn % self.per_update if audit else 0
         self._complete = complete
         self._recorder = Recorder(len(self._parameters), depth) if audit else None
         if self._recorder is not None:
@@ -121,7 +122,7 @@ class StepWatch:
             self._stop()
             self._stop = None
         if self.batches:
-            self._per_update = len(self.batches)
+            self.per_update = len(self.batches)
         self.batches = []
         self._recorder = None
         self.open = False
@@ -265,6 +266,8 @@ class StepWatch:
         )
 
     def _watch_seeds(self, outputs: list[Tensor], inside: Collection[int] = ()) -> None:
+        if self.told is not None:
+            self.told(outputs)
         batch = self.batches[-1]
         # Without a loss function the seeds are as large as the outputs: one micro-batch keeps them.
         keeps = batch.capture.unit is Unit.LOSS or self._is_chosen

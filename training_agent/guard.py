@@ -214,7 +214,7 @@ class Guard:
         loaded = LoadedManifest.read(manifest, self._setup.comm, late)
         damaged = loaded.compare(self._setup.module, self._setup.comm)
         self._ledger.resume(loaded, manifest)
-        self._update.rhythm.restart(loaded.step)
+        self._update.restart(loaded.step)
         self._start.register(loaded.step)
         if self._setup.weights_off is None:
             # names a rank that alone holds other bits than were saved
@@ -234,7 +234,7 @@ class Guard:
         self._farewell.cancel()
         self._determinism.leave()
         self._watch.end()
-        self._update.examiner.end()
+        self._update.end()
         self._norms.remove()
         for hook in self._hooks:
             hook.remove()

@@ -11,6 +11,8 @@ from enum import Enum
 
 from .errors import ConfigurationError
 
+LAYERS_FIRST = 10  # steps between layer audits under a budget, until one was measured
+
 
 class ScheduleWarning(UserWarning):
     """The schedule is legal and leaves a gap that its text names."""
@@ -35,6 +37,9 @@ class Schedule:
     see `training_agent.pace`: the budget begins at `audit_every` until an audit was measured, and of both
     the bound on poisoned steps wins.
 
+    Layer audits (`layer_every`, `layer_budget`; off by default) compare one block of a step that has no
+    whole audit, the next block each time.
+
     Raises:
         ConfigurationError: an interval is not a positive whole number, or a flag is not a bool.
     """
@@ -50,13 +55,17 @@ class Schedule:
     reduction: bool = False  # compare each step's sums of gradients before and after the all-reduce
     max_poisoned_steps: int | None = None  # outcome: no persistent fault is applied more often than this
     overhead_budget: float | None = None  # outcome: audits take this share of the time at most, 0.02 is 2 %
+    layer_every: int | None = None  # one block of the step that is computed anyway, in turn; None: never
+    layer_budget: float | None = None  # outcome: layer audits take this share of the time at most
 
     def __post_init__(self) -> None:
         _interval("audit_every", self.audit_every, optional=True)
         _interval("check_every", self.check_every, optional=False)
         _interval("ckpt_every", self.ckpt_every, optional=True)
         _interval("max_poisoned_steps", self.max_poisoned_steps, optional=True)
-        _budget(self.overhead_budget)
+        _interval("layer_every", self.layer_every, optional=True)
+        _budget("overhead_budget", self.overhead_budget)
+        _budget("layer_budget", self.layer_budget)
         _flag("strict", self.strict)
         _flag("check_on_checkpoint", self.check_on_checkpoint)
         _flag("optimizer_state", self.optimizer_state)
@@ -66,10 +75,10 @@ class Schedule:
             object.__setattr__(self, "partner", Partner(self.partner))
         except ValueError:
             raise ConfigurationError(f"Schedule(partner={self.partner!r}): use 'rotate' or 'fixed'") from None
-        if self.by_outcome and self.audit_every is None:
+        if self.audit_every is None and (self.by_outcome or self.layered):
             raise ConfigurationError(
-                "Schedule(audit_every=None) switches audits off, max_poisoned_steps and overhead_budget ask "
-                "for some: leave audit_every out"
+                "Schedule(audit_every=None) switches audits off, max_poisoned_steps, overhead_budget, "
+                "layer_every and layer_budget ask for some: leave audit_every out"
             )
         if self.gaps:
             warnings.warn("Schedule: " + "; ".join(self.gaps), ScheduleWarning, stacklevel=3)
@@ -94,6 +103,17 @@ class Schedule:
     def by_outcome(self) -> bool:
         """Whether the interval of audits follows from an outcome."""
         return self.max_poisoned_steps is not None or self.overhead_budget is not None
+
+    @property
+    def layered(self) -> bool:
+        """Whether steps without a whole audit have one block audited now and then."""
+        return self.layer_every is not None or self.layer_budget is not None
+
+    @property
+    def of_layers(self) -> Schedule:
+        """The rate of layer audits as a schedule of their own; with a budget it begins at `layer_every`."""
+        first = LAYERS_FIRST if self.layer_every is None else self.layer_every
+        return Schedule(first, ckpt_every=None, overhead_budget=self.layer_budget)
 
     def audit_due(self, step: int) -> bool:
         """Whether `step` is audited by replay."""
@@ -138,13 +158,13 @@ def _interval(name: str, value: object, *, optional: bool) -> None:
         raise ConfigurationError(f"Schedule({name}={value!r}) is no interval: give {remedy}")
 
 
-def _budget(value: object) -> None:
+def _budget(name: str, value: object) -> None:
     if value is None:
         return
     number = not isinstance(value, bool) and isinstance(value, (int, float))
     if not number or not 0 < value < 1:  # type: ignore[operator]
         raise ConfigurationError(
-            f"Schedule(overhead_budget={value!r}) is no share of the time: give a number between 0 and 1, "
+            f"Schedule({name}={value!r}) is no share of the time: give a number between 0 and 1, "
             "0.02 for 2 %, or None"
         )
 

@@ -117,6 +117,10 @@ class GradientNorms:
         """Per parameter whether a gradient came in one backward of the step."""
         return tuple(self._came[backward]) if backward < len(self._came) else ()
 
+    def seen(self, backward: int = 0) -> set[int]:
+        """`id`s of the parameters to which a gradient came in one backward of the step."""
+        return {id(p) for p, here in zip(self._parameters, self.came(backward), strict=True) if here}
+
     def local_nonfinite(self, device: torch.device) -> Tensor:
         """int64 scalar: 1 when some local gradient is NaN, Inf or too large for a float32 norm."""
         return _any_nonfinite([n for norms in self._locals for n in norms if n is not None], device)

@@ -51,7 +51,7 @@ def recompute(
     rows = parameters or [name for name, p in known.items() if p.requires_grad]
     recorder = Recorder(len(rows), depth, read)
     aliases = {
-        name: _alias(known[name], i, recorder) for i, name in enumerate(rows) if name in capture.trained
+        name: alias_of(known[name], i, recorder) for i, name in enumerate(rows) if name in capture.trained
     }
     state: dict[str, Tensor] = {**aliases, **{n: b.clone() for n, b in capture.buffers.items()}}
     watcher = module.register_forward_hook(lambda _module, _args, output: _record(output, recorder))
@@ -156,7 +156,7 @@ def run_unit(
     differentiate([r for r, _ in reached], [s for _, s in reached])
 
 
-class _Around(nn.Module):
+class Around(nn.Module):
     """Holds the user's module while copies of its buffers stand in for them, backward included."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -170,7 +170,7 @@ class _Around(nn.Module):
 def on_copies(module: nn.Module, buffers: Mapping[str, Tensor], call: Callable[[], None]) -> None:
     """Run `call` while copies of `buffers` stand in for those of `module`."""
     copies = {f"wrapped.{name}": buffer.clone() for name, buffer in buffers.items()}
-    functional_call(_Around(module), copies, (call,))
+    functional_call(Around(module), copies, (call,))
 
 
 class _WithoutDdp:
@@ -191,13 +191,15 @@ def _record(output: Any, recorder: Recorder) -> None:
         recorder.output(tensor)
 
 
-def _alias(parameter: nn.Parameter, index: int, recorder: Recorder) -> Tensor:
-    alias = parameter.detach().requires_grad_()
-    for hook in tensor_hooks(parameter):
+def alias_of(leaf: Tensor, index: int | None, recorder: Recorder) -> Tensor:
+    """A leaf on the same memory, with the user's hooks, whose gradient becomes row `index` (None: no row)."""
+    alias = leaf.detach().requires_grad_()
+    for hook in tensor_hooks(leaf):
         alias.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def enters(gradient: Tensor) -> None:
-        recorder.gradient(index, gradient)
+        if index is not None:
+            recorder.gradient(index, gradient)
 
     def drop(leaf: Tensor) -> None:
         leaf.grad = None  # digested already; a second copy of all gradients would not fit

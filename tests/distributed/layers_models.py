@@ -1,0 +1,239 @@
+"""Models for the tests of layer audits: what divides well, and what a block's replay cannot know of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+WIDTH, WORDS, TOKENS = 8, 11, 5
+
+
+class Layer(nn.Module):
+    """Mixes tokens and features, with dropout; `down` is where faults strike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, dropout=0.1, batch_first=True)
+        self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 12), nn.GELU(), nn.Linear(12, WIDTH))
+        self.drop = nn.Dropout(0.1)
+
+    @property
+    def down(self) -> nn.Module:
+        return self.feed_forward[2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.drop(self.feed_forward(x))
+
+
+class Decoder(nn.Module):
+    """Tokens to logits: embedding, two layers, norm, head; `through` is how a layer is called."""
+
+    def __init__(self, layer: Callable[[], nn.Module] = Layer) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.ModuleList(layer() for _ in range(2))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def through(self, layer: nn.Module, x: Tensor) -> Tensor:
+        out: Tensor = layer(x)
+        return out
+
+    def top(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.norm(x))
+        return out
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = self.through(layer, x)
+        return self.top(x)
+
+
+class Checkpointed(Decoder):
+    """Each layer is computed again in the backward."""
+
+    def through(self, layer: nn.Module, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(layer, x, use_reentrant=False)
+        return out
+
+
+class CheckpointedTogether(Decoder):
+    """Both layers are computed again before the backward of either begins."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        def both(x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+        return self.top(checkpoint(both, self.embedding(tokens), use_reentrant=False))
+
+
+class Bottleneck(nn.Module):
+    """Convolutions with BatchNorm and a ReLU in place, as in a ResNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.norm(self.down(x.transpose(1, 2))).transpose(1, 2)
+        out = out + x
+        return self.relu(out)
+
+
+class Tied(Decoder):
+    """The head holds the embedding's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.embedding.weight
+
+
+class TiedByUse(Decoder):
+    """The head is a call with the embedding's weight: no module shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Identity()  # type: ignore[assignment]
+
+    def top(self, x: Tensor) -> Tensor:
+        return F.linear(self.norm(x), self.embedding.weight)
+
+
+class TiedOnOneRank(Decoder):
+    """One rank's data lead to another use of a layer's weight."""
+
+    def top(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.norm(x))
+        if torch.distributed.get_rank() == 1:
+            out = out + 1e-3 * self.layers[1].down.weight.sum()  # type: ignore[union-attr, operator]
+        return out
+
+
+class Router(Layer):
+    """Keeps an inner value, as a mixture of experts keeps its balance loss."""
+
+    kept: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.kept = (self.norm(x) ** 2).mean()
+        return y
+
+
+class Routed(Decoder):
+    """The loss takes what a layer kept."""
+
+    def __init__(self) -> None:
+        super().__init__(Router)
+
+    def top(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.norm(x))
+        return out + self.layers[0].kept  # type: ignore[operator]
+
+
+class Notes:
+    """An object that each layer writes to."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+
+
+class Writing(Layer):
+    """Takes such an object."""
+
+    def forward(self, x: Tensor, notes: Notes | None = None) -> Tensor:
+        if notes is not None:
+            notes.seen.append(x.detach())
+        return super().forward(x)
+
+
+class Noted(Decoder):
+    """Hands one on, as decoders do with a key-value cache."""
+
+    def __init__(self) -> None:
+        super().__init__(Writing)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, notes = self.embedding(tokens), Notes()
+        for layer in self.layers:
+            x = layer(x, notes)
+        return self.top(x)
+
+
+class Twice(Decoder):
+    """Its layers share nothing and each is called twice."""
+
+    def through(self, layer: nn.Module, x: Tensor) -> Tensor:
+        out: Tensor = layer(layer(x))
+        return out
+
+
+class WrittenTo(Decoder):
+    """The residual stream is one tensor that is added to in place."""
+
+    def through(self, layer: nn.Module, x: Tensor) -> Tensor:
+        return x.add_(layer(x.clone() if x.requires_grad else x))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens) * 1.0
+        for layer in self.layers:
+            y = layer(x)
+            x = x.mul_(0.5) + y  # what the layer read is written to afterwards
+        return self.top(x)
+
+
+class Skipping(Decoder):
+    """The stream is read by later layers as well: three uses, in and out of the first layer."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        first = self.embedding(tokens)
+        x = first
+        for layer in self.layers:
+            x = layer(x) + first
+        return self.top(x)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model and how it is trained."""
+
+    model: Callable[[], nn.Module] = Decoder
+    bf16: bool = False
+    accumulate: int = 1
+    with_loss: bool = True
+    schedule: dict[str, Any] = field(default_factory=dict)
+    attach: dict[str, Any] = field(default_factory=dict)
+    fused: bool = False
+    steps: int = 11
+    compiled: bool = False
+
+
+SKIPPING = Kind(Skipping, steps=6)
+HEALTHY = {
+    "dropout": Kind(),
+    "bf16": Kind(bf16=True),
+    "accumulation": Kind(accumulate=2, steps=10),
+    "checkpointing": Kind(Checkpointed, bf16=True),
+    "checkpointing over two": Kind(CheckpointedTogether),
+    "all of it": Kind(Checkpointed, bf16=True, accumulate=2, steps=10),
+    "BatchNorm": Kind(lambda: Decoder(Bottleneck)),
+    "tied": Kind(Tied),
+    "without compute_loss": Kind(with_loss=False),
+    "forward only": Kind(schedule={"deterministic": False}),
+    "deferred": Kind(fused=True, attach={"mode": "deferred"}),
+    "budget": Kind(schedule={"layer_every": None, "layer_budget": 0.9}, steps=24),
+}

@@ -1,0 +1,163 @@
+"""Layer audits: one block of a step that is computed anyway, the next block each time.
+
+Comes in: steps without a whole audit, as they begin and as they are judged. Goes out: a `Sighting` as from a
+whole audit, or nothing. Recording is `_block_watch`'s, comparing and naming that of whole audits (`_examine`,
+`_ring`, `attribution`). Next: `_update` answers.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+from ._alarm import Sighting
+from ._block_watch import BlockRecord, BlockWatch
+from ._blocks import Block, blocks_of
+from ._compilers import graphs
+from ._evidence import Depth
+from ._examine import AuditPass, Examiner, ReplayOff
+from ._ledger import Ledger
+from ._rhythm import Rhythm
+from ._startup import Setup
+from ._watch import MicroBatch, StepRecord, StepWatch
+from .checks.nonfinite import GradientNorms
+from .contract import Check
+from .determinism import deterministic
+from .pace import Pace
+
+
+class LayerAudits:
+    """Whose turn it is, and what came of it. Every method is called on all ranks alike."""
+
+    def __init__(
+        self, setup: Setup, watch: StepWatch, norms: GradientNorms, examiner: Examiner, ledger: Ledger
+    ) -> None:
+        self._setup, self._watch, self._norms = setup, watch, norms
+        self._examiner, self._ledger = examiner, ledger
+        self._blocks: tuple[Block, ...] = ()
+        if setup.schedule.layered:
+            self._blocks = blocks_of(setup.module)
+            ledger.layers.blocks = len(self._blocks)
+        self._rhythm = Rhythm(setup.comm, Pace(setup.schedule.of_layers, ledger.step), "layer_audit_rate")
+        self._off: dict[str, str] = {}  # block: why it cannot be compared
+        self._agreed = False  # that they can be made at all
+        self._recording: BlockWatch | None = None
+        self._last: tuple[Block, int, Depth] | None = None  # what the step in progress recorded
+        if self._blocks and setup.sharding is not None:
+            self._switch_off("under fully_shard the weights of a block are gathered by all ranks together")
+
+    @property
+    def armed(self) -> bool:
+        """Whether the step in progress has a block recorded."""
+        return self._recording is not None
+
+    def begin(self, step: int, depth: Depth | None, *, audit: bool) -> None:
+        """`step` begins; `depth`: that of whole audits, None where they are off. `audit`: it is one."""
+        self.end()
+        self._last = None
+        if audit or len(self._off) == len(self._blocks) or not self._rhythm.due(step):
+            return
+        if depth is None:
+            self._ledger.layers.audit_skipped(step, "replay audits are off")
+            return
+        if not self._agreed and not self._may_begin():
+            return
+        micro_batch = self._ledger.layers.turn // len(self._blocks) % self._watch.per_update
+        self._record(self._next(), micro_batch, depth)
+
+    def again(self) -> None:
+        """The step in progress is computed once more: record the same block."""
+        self.end()
+        if self._last is not None:
+            self._record(*self._last)
+
+    def end(self) -> None:
+        """Stop recording."""
+        if self._recording is not None:
+            self._recording.end()
+            self._recording = None
+
+    def restart(self, step: int) -> None:
+        """Training goes on from another step."""
+        self._rhythm.restart(step)
+
+    def clock(self, step: int, *, audit: bool) -> None:
+        """`step` was judged, with a layer audit or without; a collective of those with."""
+        self._rhythm.judged(step, audit=audit)
+
+    def judge(self, record: StepRecord) -> Sighting | None:
+        """Replay the recorded block around the ring; None when it passed or could not be compared."""
+        watched, self._recording = self._recording, None
+        assert watched is not None
+        block, book = watched.block, self._ledger.layers
+        found = self._examined(record, watched.ended(record))
+        book.turn += 1
+        if isinstance(found, Sighting):
+            if found.check is Check.WEIGHTS:
+                return found
+            told = tuple(replace(f, evidence=f"{block.title}: {f.evidence}") for f in found.findings)
+            return replace(found, findings=told)
+        if isinstance(found, AuditPass):
+            book.audit_passed(record.step, block.name, found.nbytes, self._setup.comm.world)
+        elif isinstance(found, ReplayOff):
+            self._off[block.name] = found.reason
+            self._ledger.note(f"layer audits of {block.title} are off: {found.reason}")
+            book.audit_skipped(record.step, found.reason)
+        else:
+            book.audit_skipped(record.step, found)
+        return None
+
+    def _examined(self, record: StepRecord, seen: BlockRecord) -> AuditPass | Sighting | ReplayOff | str:
+        turn, count = self._ledger.layers.turn, len(self._blocks)
+        batch = original = None
+        if seen.obstacle is None and seen.capture is not None:
+            batch, original = MicroBatch(seen.capture, 0), seen.evidence()
+        with deterministic() if self._setup.schedule.deterministic else nullcontext():
+            # Each round meets another peer, so that each block meets all of them.
+            found = self._examiner.examine_block(
+                record.step, batch, original, seen.obstacle, turn + turn // count
+            )
+        if isinstance(found, Sighting) and found.check is Check.REPLAY:
+            leaks = self._setup.comm.complaints(seen.leak())
+            if leaks:
+                return ReplayOff(leaks[0])
+        return found
+
+    def _may_begin(self) -> bool:
+        """Once, after the warm-up; a collective."""
+        self._agreed = True
+        reason = ""
+        if graphs():
+            reason = "torch.compile has compiled code of this job, and no hook sees a block inside of it"
+        problems = self._setup.comm.complaints(reason)
+        if problems:
+            self._switch_off(problems[0])
+        return not problems
+
+    def _switch_off(self, reason: str) -> None:
+        self._blocks, self._ledger.layers.blocks = (), 0
+        self._ledger.note(f"layer audits are off: {reason}")
+
+    def _next(self) -> Block:
+        """The block whose turn it is; those that cannot be compared are passed over."""
+        book = self._ledger.layers
+        for _ in self._blocks:
+            block = self._blocks[book.turn % len(self._blocks)]
+            if block.name not in self._off:
+                break
+            book.turn += 1
+        return block
+
+    def _record(self, block: Block, micro_batch: int, depth: Depth) -> None:
+        self._last = block, micro_batch, depth
+        self._recording = BlockWatch(
+            self._setup.module.get_submodule(block.name),
+            block,
+            micro_batch,
+            self._watch,
+            self._norms,
+            depth,
+            self._setup.device,
+            strict=self._setup.schedule.deterministic,
+        )
+        self._recording.install()
