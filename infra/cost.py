@@ -25,6 +25,7 @@ class Prices:
     dashboard_month: float = 3.0
     custom_metric_month: float = 0.30  # each metric with each dimension set
     put_metric_data: float = 0.01 / 1000
+    metric_read: float = 0.01 / 1000  # by GetMetricData
     lambda_gb_second: float = 0.0000133334  # arm64
     lambda_request: float = 0.20 / 1e6
     state_transition: float = 0.025 / 1000
@@ -46,6 +47,7 @@ class Use:
     metrics_of_a_job: int = 22  # eleven metrics, each with {Cluster} and with {Cluster, Job}
     memory_gb: float = 0.5
     reconcile_seconds: float = 3.0
+    metrics_read: int = 4  # at each of its looks, and one for each job
     jobs: int = 2  # guarded at the same time
     puts_a_minute_and_job: float = 1.0
     nodes: int = 32  # registrations at a job's start
@@ -76,6 +78,7 @@ def at_rest(use: Use, price: Prices) -> dict[str, float]:
         * price.put_metric_data,
         "reconciler": reconciles
         * (use.reconcile_seconds * use.memory_gb * price.lambda_gb_second + price.lambda_request),
+        "GetMetricData of the reconciler": reconciles * (use.metrics_read + use.jobs) * price.metric_read,
         "empty receives of the queues": polls * price.sqs_request,
         "registrations": registrations * (price.event + 4 * price.write_unit + price.lambda_request),
     }

@@ -239,10 +239,14 @@ class Executions(Protocol):
 
 class Numbers(Protocol):
     def put(self, numbers: Mapping[str, float]) -> None: ...
+    def above_zero(self, metrics: Sequence[Metric], since: datetime, until: datetime) -> frozenset[Metric]:
+        """Which of these anybody in the cluster put more than zero of."""
+        ...
+
     def jobs_with(
         self, metric: Metric, jobs: Sequence[str], since: datetime, until: datetime
-    ) -> frozenset[str]:
-        """Which of these jobs put more than zero of it."""
+    ) -> Mapping[str, datetime]:
+        """Which of these jobs put more than zero of it, and when last, to the minute."""
         ...
 
 

@@ -1,7 +1,7 @@
 """A metric of the agent fired and its event never came: what is known then, and the mail about it.
 
 In: the metric's alarm as CloudWatch told it, the jobs that run. Out: names under which events and alarms of a
-check are found, and a mail. A metric names neither rank nor node, so that there is nothing here to act on.
+check are found, and a mail. A metric names neither rank nor node, so that nothing here is acted on.
 """
 
 from __future__ import annotations
@@ -44,37 +44,29 @@ COMMANDS = (
 )
 
 
-_BETWEEN = ", "
-
-
-def names_in(name: str) -> frozenset[str]:
-    """Jobs of an incident's `job.name`; empty: not known, so that any job's event is its own."""
-    return frozenset(() if name == NOT_KNOWN else name.split(_BETWEEN))
-
-
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """A metric's alarm went into ALARM."""
+    """A metric's alarm went into ALARM, or a job put the metric while it was on already."""
 
     check: Check
-    alarm: str  # its name in CloudWatch
     at: str  # UTC, ISO 8601 with Z
-    reason: str  # CloudWatch's own sentence
-    body: str  # the event, for the record
+    body: str  # the event, or what was read, for the record
+    alarm: str = ""  # its name in CloudWatch; empty: the metric itself was read
+    reason: str = ""  # CloudWatch's own sentence
 
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Which jobs run, and which of them put the metric; names only."""
+    """Which jobs run, and whose metric it is; names only."""
 
-    fired: tuple[str, ...] = ()
+    fired: tuple[str, ...] = ()  # whose event is looked for; of an incident one at most
     running: tuple[str, ...] = ()
     unread: str = ""  # why it is not known
 
     @property
     def name(self) -> str:
-        """Of the jobs that put the metric and whose event is lost."""
-        return _BETWEEN.join(self.fired) or NOT_KNOWN
+        """Of the one that put the metric and whose event is lost."""
+        return next(iter(self.fired), NOT_KNOWN)
 
 
 def heard_of(check: Check) -> str:
@@ -82,16 +74,17 @@ def heard_of(check: Check) -> str:
     return f"heard#{check.value}"
 
 
-def delivery_of(check: Check) -> str:
-    """One incident for all alarms of a check's metric while it stands."""
-    return f"metric#{check.value}"
+def delivery_of(check: Check, job: str) -> str:
+    """One incident for all alarms of a check's metric by one job, while it stands."""
+    return f"metric#{check.value}#{job}"
 
 
 def reason_of(fired: Fired) -> str:
     """One sentence, kept with the incident."""
+    what = f"alarm {fired.alarm} fired" if fired.alarm else f"{METRICS[fired.check].value} was above zero"
     return (
-        f"details missing: the metric alarm {fired.alarm} fired at {when(fired.at)}, and no alarm event of "
-        f"check {fired.check.value} came with it"
+        f"details missing: the metric {what} at {when(fired.at)}, and no alarm event of check "
+        f"{fired.check.value} came with it"
     )
 
 
@@ -104,14 +97,13 @@ def details_mail(incident: Incident, fired: Fired, jobs: Jobs, patience: timedel
         ("Metric alarm", fired.alarm),
         ("Fired", when(fired.at)),
         ("CloudWatch says", fired.reason),
-        ("Jobs that put the metric", ", ".join(jobs.fired) or jobs.unread or "none of those that run now"),
+        ("Job that put the metric", ", ".join(jobs.fired) or jobs.unread or "none of those that run now"),
         ("Jobs that run", ", ".join(jobs.running) or jobs.unread or "none"),
     )
     body = Letter(
         opening=(
             "A metric of the training agent fired, and the alarm that belongs to it has not come.",
-            "Nothing was touched, and nothing will be: a metric names neither job nor node, so this one is "
-            "for people.",
+            "Nothing was touched, and nothing will be: a metric names no node, so this one is for people.",
         ),
         meaning=(MEANS[fired.check],),
         todo=(

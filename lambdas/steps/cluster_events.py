@@ -54,10 +54,11 @@ def _metric_alarm(needs: Listener, detail: dict[str, Any], time: Any, body: str)
         found = details_missing.came(needs, tuple(Check), moment(at) - details_missing.AROUND)
         needs.numbers.put({LOST: float(not found)})
         return f"no event for {name}, which is on no metric of ours"
-    fired = Fired(check, name, at, one_line(str(state.get("reason", ""))), body)
-    found, jobs = details_missing.lost_of(needs, fired)
-    needs.numbers.put({LOST: float(not found)})
-    return f"matched with incident {found}" if found else details_missing.take(needs, fired, jobs)
+    fired = Fired(check, at, body, name, one_line(str(state.get("reason", ""))))
+    found, lost = details_missing.lost_of(needs, fired)
+    needs.numbers.put({LOST: float(bool(lost))})
+    taken = "; ".join(details_missing.take(needs, fired, jobs) for jobs in lost)
+    return taken or f"matched with incident {found}"
 
 
 def _fired_at(needs: Listener, time: Any) -> str:

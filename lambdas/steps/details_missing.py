@@ -1,13 +1,14 @@
 """A metric of the agent fired and no alarm event of its check came: an incident for people only.
 
-Used by `reconcile`, which hears of CloudWatch's alarms five minutes late. In: the metric's alarm. Out: one
-open incident a check, a mail to the approvers; its end is JOINED when the event comes after all, and
-HANDED_TO_HUMAN once an event would be too old to be acted on. It has no execution, no gate and no target:
-nothing that acts on a node ever sees it.
+Used by `reconcile`, which hears of CloudWatch's alarms five minutes late, and reads the metrics themselves
+every five minutes. In: the metric's alarm, or what a job put. Out: one open incident a check and job, a mail
+to the approvers; its end is JOINED when the event comes after all, and HANDED_TO_HUMAN once an event would be
+too old to be acted on. It has no execution, no gate and no target: nothing that acts on a node ever sees it.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -15,13 +16,14 @@ from typing import Protocol
 from training_agent.contract import Check, Job
 
 from ..domain.details_missing import (
+    CHECKS,
     METRICS,
+    NOT_KNOWN,
     Fired,
     Jobs,
     delivery_of,
     details_mail,
     heard_of,
-    names_in,
     reason_of,
 )
 from ..domain.errors import PipelineError
@@ -35,6 +37,8 @@ from .outcome import Recorder, news, record
 from .register import JOB_NAME_LABEL, JOB_UID_LABEL
 
 AROUND = timedelta(minutes=15)  # a metric's period, and how far event and metric may lie apart
+LATE = timedelta(minutes=5)  # in which the event comes, or never
+BACK = timedelta(minutes=20)  # four looks: one that fails loses nothing
 NOTICE = "details_missing"  # the effect's row
 MAX_TEXT = 20_000  # characters of CloudWatch's event that are kept
 
@@ -50,50 +54,68 @@ class Finder(Recorder, Protocol):
     def numbers(self) -> Numbers: ...
 
 
-def came(
-    needs: Recorder, checks: tuple[Check, ...], since: datetime, jobs: frozenset[str] = frozenset()
-) -> str:
-    """The incident of the newest alarm event of these checks; "" when none came, or none of one of `jobs`."""
+def came(needs: Recorder, checks: tuple[Check, ...], since: datetime, job: str = "") -> str:
+    """The incident of the newest alarm event of these checks, of this job if one is given; "": none."""
     entries = [e for check in checks for e in needs.incidents.history(heard_of(check), stamp(since))]
-    if jobs:  # another job's event says nothing of theirs
-        of = {e.incident_id: needs.incidents.get(e.incident_id).job.name for e in entries}
-        if not jobs <= set(of.values()):
-            return ""
-        entries = [e for e in entries if of[e.incident_id] in jobs]
+    if job:  # another job's event says nothing of this one's
+        entries = [e for e in entries if needs.incidents.get(e.incident_id).job.name == job]
     return max(entries, key=lambda e: e.at).incident_id if entries else ""
 
 
-def lost_of(needs: Finder, fired: Fired) -> tuple[str, Jobs]:
-    """(incident of the event that came, "" when a job that put the metric has none; whose is lost)
+def lost_of(needs: Finder, fired: Fired) -> tuple[str, tuple[Jobs, ...]]:
+    """(incident of the event that came, each job that put the metric and has none).
 
     Where nobody is known to have put it, an event of any job is taken for its own.
     """
     since, jobs = moment(fired.at) - AROUND, _jobs(needs, fired)
-    lost = tuple(n for n in jobs.fired if not came(needs, (fired.check,), since, frozenset({n})))
+    lost = tuple(n for n in jobs.fired if not came(needs, (fired.check,), since, n))
     if lost:
-        return "", replace(jobs, fired=lost)
-    return came(needs, (fired.check,), since), jobs
+        return "", tuple(replace(jobs, fired=(name,)) for name in lost)
+    found = came(needs, (fired.check,), since)
+    return found, () if found else (jobs,)
+
+
+def look(needs: Finder) -> float:
+    """Every five minutes, job by job: how many put a check's metric and have no event of it, by now.
+
+    CloudWatch tells of an alarm once, when it goes on: what another job puts while it is on is found here.
+
+    Raises:
+        RetryableError: CloudWatch, the cluster, store or mail did not answer.
+    """
+    now = needs.clock.now()
+    since, until = now - BACK, now - LATE
+    metrics = needs.numbers.above_zero(tuple(CHECKS), since, until)
+    names, lost = _running(needs) if metrics else [], 0
+    for metric in sorted(metrics):
+        check = CHECKS[metric]
+        for name, at in sorted(needs.numbers.jobs_with(metric, names, since, until).items()):
+            if not came(needs, (check,), at - AROUND, name):
+                lost += 1
+                read = {"metric": metric.value, "job": name, "at": stamp(at)}
+                take(needs, Fired(check, stamp(at), json.dumps(read)), Jobs((name,), tuple(names)))
+    return float(lost)
 
 
 def take(needs: Finder, fired: Fired, jobs: Jobs) -> str:
-    """Open the incident of this check, or keep the alarm with the one that stands; says which.
+    """Open the incident of this check and job, or keep the alarm with the one that stands; says which.
 
     Raises:
         RetryableError: store or mail did not answer; the queue delivers again.
     """
-    key = delivery_of(fired.check)
+    key = delivery_of(fired.check, jobs.name)
     earlier = needs.incidents.delivery(key, None)
     if earlier is not None:
         standing = needs.incidents.get(earlier.incident_id)
-        if not standing.state.terminal:
-            _append(needs, standing, fired)
-            tell(needs, standing, fired, jobs)
-            return f"kept with incident {standing.id}"
-        if fired.at <= standing.opened_at:  # delivered once more, perhaps from the dead letters
-            if standing.state is State.HANDED_TO_HUMAN:  # those who got no mail then get it now
+        if fired.at <= standing.opened_at:  # seen once more, perhaps from the dead letters
+            if standing.state is not State.JOINED:  # those who got no mail then get it now
                 tell(needs, standing, fired, jobs)
             return f"known: incident {standing.id}"
-    incident = _new(needs, fired, jobs, 1 if earlier is None else earlier.sequence + 1)
+        if not standing.state.terminal:
+            _append(needs, standing, key, fired)
+            tell(needs, standing, fired, jobs)
+            return f"kept with incident {standing.id}"
+    incident = _new(needs, key, fired, jobs, 1 if earlier is None else earlier.sequence + 1)
     if not needs.incidents.open(incident, _text(fired), earlier):
         return take(needs, fired, jobs)  # somebody was faster
     reason = incident.human_reason
@@ -107,7 +129,8 @@ def look_after(needs: Finder, incident: Incident) -> None:
     """Every five minutes: has the event come, or is it too late for it?"""
     now = needs.clock.now()
     opened = moment(incident.opened_at)
-    late = came(needs, (incident.check,), opened, names_in(incident.job.name))
+    name = incident.job.name
+    late = came(needs, (incident.check,), opened, "" if name == NOT_KNOWN else name)
     if late:
         ended = replace(incident, closed_at=stamp(now)).to(State.JOINED)
         record(needs, incident, ended, f"its event came: incident {late}")
@@ -126,9 +149,8 @@ def tell(needs: Finder, incident: Incident, fired: Fired, jobs: Jobs) -> None:
     mail_once(needs, incident, NOTICE, lambda: details_mail(incident, fired, jobs, patience))
 
 
-def _new(needs: Finder, fired: Fired, jobs: Jobs, sequence: int) -> Incident:
+def _new(needs: Finder, key: str, fired: Fired, jobs: Jobs, sequence: int) -> Incident:
     now = stamp(needs.clock.now())
-    key = delivery_of(fired.check)
     return Incident(
         id=incident_id(f"{key}#{fired.at}", None, sequence),
         sequence=sequence,
@@ -148,18 +170,21 @@ def _new(needs: Finder, fired: Fired, jobs: Jobs, sequence: int) -> Incident:
     )
 
 
-def _append(needs: Finder, standing: Incident, fired: Fired) -> None:
-    needs.incidents.append_evidence(
-        standing.id, f"{delivery_of(fired.check)}#{fired.at}", 1, _text(fired), needs.clock.now()
-    )
+def _append(needs: Finder, standing: Incident, key: str, fired: Fired) -> None:
+    needs.incidents.append_evidence(standing.id, f"{key}#{fired.at}", 1, _text(fired), needs.clock.now())
+
+
+def _running(needs: Finder) -> list[str]:
+    """Names of the jobs that have pods."""
+    pods = (p for p in needs.kubernetes.job_pods() if JOB_UID_LABEL in p.labels)
+    return sorted({p.labels.get(JOB_NAME_LABEL, "") for p in pods} - {""})
 
 
 def _jobs(needs: Finder, fired: Fired) -> Jobs:
     """What the metric does not say: who put it. What cannot be read keeps no mail back."""
     at = moment(fired.at)
     try:
-        pods = [p for p in needs.kubernetes.job_pods() if JOB_UID_LABEL in p.labels]
-        names = sorted({p.labels.get(JOB_NAME_LABEL, "") for p in pods} - {""})
+        names = _running(needs)
         put = needs.numbers.jobs_with(METRICS[fired.check], names, at - AROUND, needs.clock.now())
     except PipelineError as e:
         return Jobs(unread=one_line(f"could not be read: {e}"))

@@ -33,7 +33,7 @@ from ..ports import (
     Quarantine,
 )
 from ..settings import ReconcileSettings
-from . import abandoned, details_missing, questions
+from . import abandoned, cluster_events, details_missing, questions
 from .effects import CORDONED_BY
 from .locate import free_gates
 from .mode_row import tell_mode
@@ -73,7 +73,7 @@ def run(needs: Needs) -> dict[str, float]:
     """Look at everything; one look that fails does not hinder the others."""
     numbers: dict[str, float] = {}
     looks: tuple[Callable[[Needs], dict[str, float]], ...] = (
-        _mode, _incidents, _cordons, _approvers, _heartbeats, _breaker,
+        _mode, _incidents, _metrics, _cordons, _approvers, _heartbeats, _breaker,
     )  # fmt: skip
     failed = 0
     for look in looks:
@@ -133,6 +133,11 @@ def _incident(needs: Needs, incident_id: str, now: datetime, counts: dict[str, f
     waits = timedelta(seconds=needs.settings.approval_timeout_seconds)
     longest = LONGEST.get(incident.state, waits if incident.state is State.AWAITING_APPROVAL else timedelta())
     counts["incidents_without_progress"] += quiet > longest + SLACK
+
+
+def _metrics(needs: Needs) -> dict[str, float]:
+    lost = details_missing.look(needs)
+    return {cluster_events.LOST: lost} if lost else {}  # a number that is put only then costs only then
 
 
 def _cordons(needs: Needs) -> dict[str, float]:

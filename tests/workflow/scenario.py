@@ -218,8 +218,13 @@ class Scenario:
         return [e.detail for e in found if e.detail.get("job") == self.job.name]
 
     def incident_id(self) -> str:
-        """The incident that the alarm opened."""
-        return str(until(lambda: next((e["incident_id"] for e in self.events()), None), "an incident"))
+        """The incident that the alarm opened, not one of its metric."""
+
+        def opened() -> str | None:
+            found = (e for e in self.events() if e["state"] == "OPENING")
+            return next((str(e["incident_id"]) for e in found), None)
+
+        return until(opened, "an incident")
 
     def execution(self) -> str:
         """ARN of its execution."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from emulator.stack import Stack
 from infra.eks_access import LABEL_REPLACERS
 from infra.synth import synthesize
 from lambdas.adapters.eks import HEALTH_LABEL, REPLACE_VALUE
-from lambdas.domain.details_missing import heard_of
+from lambdas.domain.details_missing import METRICS, heard_of
 from lambdas.domain.drill import DRILL_INSTANCE
 from tests.workflow.conftest import CONTEXT
 from tests.workflow.scenario import Scenario, fetch, until
-from training_agent.contract import MODE_SUBJECT, Check
+from training_agent.contract import METRIC_NAMESPACE, MODE_SUBJECT, Check
 
 CALLER = "arn:aws:sts::123456789012:assumed-role/Operators/alex"
 
@@ -126,18 +127,24 @@ def test_a_question_about_a_node_that_hyperpod_has_replaced_is_closed(
     assert scenario.replace_requests() == []
 
 
-def test_a_metric_alarm_whose_event_was_lost_goes_to_people_and_joins_it_when_it_comes_late(
-    cloud: LocalCloud, scenario: Scenario
+@pytest.mark.parametrize("alarm", ["fires", "was on already"])
+def test_a_metric_whose_event_was_lost_goes_to_people_and_joins_it_when_it_comes_late(
+    cloud: LocalCloud, scenario: Scenario, alarm: str
 ) -> None:
-    """From CloudWatch's event on the default bus, by rule, queue and function; nothing acts on a node."""
+    """From CloudWatch's event on the default bus, by rule, queue and function; or from the metric itself."""
     check, opened = Check.WEIGHTS, len(cloud.mailbox)
     forget_events_of(cloud, check)
     executions = len(cloud.stack.executions())
-    cloud.client("events").put_events(Entries=[metric_alarm(cloud.stack, "DivergentReplicas")])
+    if alarm == "fires":
+        cloud.client("events").put_events(Entries=[metric_alarm(cloud.stack, "DivergentReplicas")])
+    else:
+        put_six_minutes_ago(cloud, check, scenario.job.name)
+        reconcile(cloud)
     mail = until(
         lambda: next((m for m in cloud.mailbox[opened:] if "details missing" in m.subject), None), "the mail"
     )
-    assert "Metric alarm: DivergentReplicas" in mail.body and scenario.job.name in mail.body
+    assert ("Metric alarm: DivergentReplicas" in mail.body) is (alarm == "fires")
+    assert scenario.job.name in mail.body
     (found,) = (
         i for i in signed(cloud.stack, "GET /incidents")[1]["incidents"] if i["state"] == "DETAILS_MISSING"
     )
@@ -169,6 +176,20 @@ def metric_alarm(stack: Stack, name: str) -> dict[str, Any]:
         "Resources": [stack.template.arn_of(name)],
         "Detail": json.dumps(detail),
     }
+
+
+def put_six_minutes_ago(cloud: LocalCloud, check: Check, job: str) -> None:
+    """What the agent of `job` puts on an alarm; its event is lost."""
+    of_cluster = [{"Name": "Cluster", "Value": "demo"}]
+    data = {
+        "MetricName": METRICS[check].value,
+        "Timestamp": datetime.now(timezone.utc) - timedelta(minutes=6),
+        "Value": 1.0,
+    }
+    sets = (of_cluster, [*of_cluster, {"Name": "Job", "Value": job}])
+    cloud.client("cloudwatch").put_metric_data(
+        Namespace=METRIC_NAMESPACE, MetricData=[{**data, "Dimensions": dimensions} for dimensions in sets]
+    )
 
 
 def forget_events_of(cloud: LocalCloud, check: Check) -> None:

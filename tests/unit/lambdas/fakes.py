@@ -218,16 +218,20 @@ class FakeNumbers:
     def __init__(self) -> None:
         self.put_so_far: dict[str, float] = {}
         self.alive: frozenset[str] = frozenset()
-        self.fired: dict[Metric, frozenset[str]] = {}  # jobs that put more than zero, by metric
+        self.fired: dict[Metric, dict[str, datetime]] = {}  # jobs that put more than zero, and when last
 
     def put(self, numbers: Mapping[str, float]) -> None:
         self.put_so_far.update(numbers)
 
     def jobs_with(
         self, metric: Metric, jobs: Sequence[str], since: datetime, until: datetime
-    ) -> frozenset[str]:
-        found = self.alive if metric is Metric.HEARTBEAT else self.fired.get(metric, frozenset())
-        return found & set(jobs)
+    ) -> dict[str, datetime]:
+        found = dict.fromkeys(self.alive, until) if metric is Metric.HEARTBEAT else self.fired.get(metric, {})
+        return {job: at for job, at in found.items() if job in jobs and since <= at <= until}
+
+    def above_zero(self, metrics: Sequence[Metric], since: datetime, until: datetime) -> frozenset[Metric]:
+        put = self.fired
+        return frozenset(m for m in metrics if any(since <= at <= until for at in put.get(m, {}).values()))
 
 
 class FakeBus:

@@ -111,12 +111,16 @@ def test_nor_is_a_fire_drill_which_puts_no_metric(driver: Driver) -> None:
     assert len(hear(driver, fired(driver))) == 1
 
 
-def put_by(driver: Driver, *jobs: str) -> None:
-    """These run, and put the metric."""
+def run(driver: Driver, *jobs: str) -> None:
     pods = driver.world.kubernetes.pods
     for (key, pod), name in zip(list(pods.items()), jobs, strict=False):
         pods[key] = replace(pod, labels={JOB_UID_LABEL: f"u-{name}", JOB_NAME_LABEL: name})
-    driver.world.numbers.fired = {Metric.REPLAY_MISMATCH: frozenset(jobs)}
+
+
+def put_by(driver: Driver, *jobs: str) -> None:
+    """These run, and put the metric now."""
+    run(driver, *jobs)
+    driver.world.numbers.fired = {Metric.REPLAY_MISMATCH: dict.fromkeys(jobs, driver.world.clock.at)}
 
 
 @pytest.mark.parametrize("lost", [("other",), ("other", "third")])
@@ -125,13 +129,14 @@ def test_an_event_of_another_job_hides_none_that_is_lost(driver: Driver, lost: t
     driver.register()
     driver.alarm(builder.alarm(builder.culprit(3)))
     put_by(driver, heard, *lost)
-    (incident,) = hear(driver, fired(driver))
-    assert incident.job.name == ", ".join(lost)
-    assert f"Jobs that put the metric: {incident.job.name}" in driver.world.mail.sent[-1][2]
+    incidents = hear(driver, fired(driver))
+    assert tuple(i.job.name for i in incidents) == lost
+    for incident, (_, _, body) in zip(incidents, driver.world.mail.sent, strict=True):
+        assert f"Job that put the metric: {incident.job.name}" in body
     later(driver, minutes=5)
     driver.alarm(builder.alarm(builder.culprit(3)))  # of the job that was heard, once more
     look(driver)
-    assert state_of(driver, incident) is State.DETAILS_MISSING
+    assert {state_of(driver, i) for i in incidents} == {State.DETAILS_MISSING}
 
 
 def test_the_event_of_the_job_that_put_the_metric_is_its_own(driver: Driver) -> None:
@@ -141,20 +146,77 @@ def test_the_event_of_the_job_that_put_the_metric_is_its_own(driver: Driver) -> 
     assert hear(driver, fired(driver)) == []
 
 
+# while the metric's alarm is on: CloudWatch says nothing more
+
+
+def test_a_second_job_whose_event_is_lost_while_the_alarm_is_on_has_an_incident_of_its_own(
+    driver: Driver,
+) -> None:
+    heard = builder.JOB.name
+    driver.register()
+    driver.alarm(builder.alarm(builder.culprit(3)))
+    put_by(driver, heard)
+    assert hear(driver, fired(driver)) == []
+    run(driver, heard, "other")
+    driver.world.numbers.fired[Metric.REPLAY_MISMATCH]["other"] = driver.world.clock.at
+    assert LOST not in look(driver), "its event may be on its way"
+    before = set(driver.world.incidents.rows)
+    for _ in range(5):
+        later(driver, minutes=5)
+        look(driver)
+    (incident,) = (i for i in driver.world.incidents.rows.values() if i.id not in before)
+    assert (incident.state, incident.job.name) == (State.DETAILS_MISSING, "other")
+    assert incident.human_reason.startswith("details missing: the metric sdc_replay_mismatch was above zero")
+    ((_, subject, body),) = driver.world.mail.sent
+    assert subject == "[SDC] job other: details missing" and "Job that put the metric: other" in body
+    assert "Metric alarm:" not in body
+
+
+def test_two_jobs_whose_events_are_lost_one_after_the_other_are_two_incidents(driver: Driver) -> None:
+    put_by(driver, "llama-tiny")
+    (first,) = hear(driver, fired(driver))
+    run(driver, "llama-tiny", "other")
+    driver.world.numbers.fired[Metric.REPLAY_MISMATCH]["other"] = driver.world.clock.at
+    later(driver, minutes=6)
+    assert look(driver)[LOST] == 2
+    assert {i.job.name for i in driver.world.incidents.rows.values()} == {"llama-tiny", "other"}
+    assert len(driver.world.mail.sent) == 2
+    assert hear(driver, fired(driver)) == []  # CloudWatch's own event, late
+    assert len(driver.world.mail.sent) == 2 and state_of(driver, first) is State.DETAILS_MISSING
+
+
+def test_a_job_whose_event_came_is_not_missed(driver: Driver) -> None:
+    driver.register()
+    driver.alarm(builder.alarm(builder.culprit(3)))
+    put_by(driver, builder.JOB.name)
+    later(driver, minutes=6)
+    assert LOST not in look(driver)
+    assert {i.state for i in driver.world.incidents.rows.values()} == {State.OPENING}
+
+
+def test_a_job_that_fires_again_after_its_incident_has_ended_has_a_new_one(driver: Driver) -> None:
+    put_by(driver, "llama-tiny")
+    (first,) = hear(driver, fired(driver))
+    later(driver, hours=1, minutes=1)
+    look(driver)
+    assert state_of(driver, first) is State.HANDED_TO_HUMAN
+    put_by(driver, "llama-tiny")
+    later(driver, minutes=6)
+    look(driver)
+    assert [i.sequence for i in driver.world.incidents.rows.values()] == [1, 2]
+
+
 # without it
 
 
 def test_without_its_event_people_are_mailed_and_nothing_is_touched(driver: Driver) -> None:
-    names = {JOB_UID_LABEL: "u-1", JOB_NAME_LABEL: "llama-tiny"}
-    for key, pod in driver.world.kubernetes.pods.items():
-        driver.world.kubernetes.pods[key] = replace(pod, labels=names)
-    driver.world.numbers.fired = {Metric.REPLAY_MISMATCH: frozenset({"llama-tiny"})}
+    put_by(driver, "llama-tiny")
     (incident,) = hear(driver, fired(driver))
     assert (incident.state, incident.job.name) == (State.DETAILS_MISSING, "llama-tiny")
     assert incident.human_reason.startswith("details missing: the metric alarm TrainingSdc-demo-Replay")
     ((_, subject, body),) = driver.world.mail.sent
     assert subject == "[SDC] job llama-tiny: details missing"
-    assert "Jobs that put the metric: llama-tiny" in body and "Threshold Crossed" in body
+    assert "Job that put the metric: llama-tiny" in body and "Threshold Crossed" in body
     assert driver.world.numbers.put_so_far[LOST] == 1
     assert driver.world.bus.events[-1]["state"] == "DETAILS_MISSING"
     for _ in range(9):

@@ -69,7 +69,7 @@ def details_missing() -> mails.Mail:
     at, job = "2026-01-01T00:05:00.000000Z", replace(builder.JOB, uid="")
     incident = incident_of(None, node=None, job=job, state=State.DETAILS_MISSING, targets=(), touched=False)
     reason = "Threshold Crossed: 1 datapoint [1.0 (01/01/26 00:00:00)] was greater than the threshold (0.0)."
-    fired = Fired(incident.check, "TrainingSdc-demo-ReplayMismatch-1A2B3C", at, reason, "{}")
+    fired = Fired(incident.check, at, "{}", "TrainingSdc-demo-ReplayMismatch-1A2B3C", reason)
     jobs = Jobs((job.name,), (job.name, "mixtral"))
     return details_mail(incident, fired, jobs, timedelta(hours=1))
 

@@ -47,15 +47,42 @@ def test_numbers_carry_the_cluster_and_nothing_else(stub: Stubs) -> None:
 
 def test_heartbeats_are_read_over_all_pages_and_by_job(stub: Stubs) -> None:
     numbers = stub("cloudwatch")
-    seen = {"Id": "j1", "Timestamps": [NOW], "Values": [3.0]}
+    minutes = [NOW - timedelta(minutes=n) for n in range(4)]
+    seen = {"Id": "q1", "Timestamps": minutes, "Values": [0.0, 3.0, 0.0, 1.0]}
     numbers.add_response(
         "get_metric_data",
-        {"MetricDataResults": [{"Id": "j0", "Timestamps": [], "Values": []}], "NextToken": "more"},
+        {"MetricDataResults": [{"Id": "q0", "Timestamps": [], "Values": []}], "NextToken": "more"},
     )
     numbers.add_response("get_metric_data", {"MetricDataResults": [seen]})
     since = NOW - timedelta(minutes=10)
     found = CloudWatch("demo").jobs_with(Metric.HEARTBEAT, ("silent", "alive"), since, NOW)
-    assert found == {"alive"}
+    assert found == {"alive": minutes[1]}
+
+
+def test_whether_anybody_put_a_metric_is_asked_of_the_clusters_own_series(stub: Stubs) -> None:
+    numbers, of_cluster = stub("cloudwatch"), [{"Name": "Cluster", "Value": "demo"}]
+    metrics = (Metric.REPLAY_MISMATCH, Metric.NONFINITE_GRAD)
+    queries = [
+        {
+            "Id": f"q{i}",
+            "MetricStat": {
+                "Metric": {
+                    "Namespace": "TrainingSDC", "MetricName": metric.value, "Dimensions": of_cluster,
+                },
+                "Period": 60,
+                "Stat": "Sum",
+            },
+            "ReturnData": True,
+        }
+        for i, metric in enumerate(metrics)
+    ]  # fmt: skip
+    since = NOW - timedelta(minutes=20)
+    answer = {"MetricDataResults": [
+        {"Id": f"q{i}", "Timestamps": [NOW], "Values": [value]} for i, value in enumerate((0.0, 2.0))
+    ]}  # fmt: skip
+    expected = {"MetricDataQueries": queries, "StartTime": since, "EndTime": NOW}
+    numbers.add_response("get_metric_data", answer, expected)
+    assert CloudWatch("demo").above_zero(metrics, since, NOW) == {Metric.NONFINITE_GRAD}
 
 
 def test_a_drill_that_the_bus_did_not_take_is_an_error(stub: Stubs) -> None:
