@@ -117,7 +117,7 @@ class LayerAudits:
             found = self._examiner.examine_block(
                 record.step, batch, original, seen.obstacle, turn + turn // count
             )
-        if isinstance(found, Sighting) and found.check is Check.REPLAY:
+        if isinstance(found, ReplayOff) or (isinstance(found, Sighting) and found.check is Check.REPLAY):
             leaks = self._setup.comm.complaints(seen.leak())
             if leaks:
                 return ReplayOff(leaks[0])

@@ -18,7 +18,17 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.distributed.layers_models import HEALTHY, SKIPPING, TOKENS, WORDS, Kind
+from tests.distributed.layers_models import (
+    HEALTHY,
+    SCALED,
+    SKIPPING,
+    TELLING,
+    TOKENS,
+    UNFIT,
+    WORDS,
+    Kind,
+    Telling,
+)
 from tests.distributed.small_model import fingerprint
 from training_agent import AgentSettings, Guard, Schedule, SdcAlarm, attach
 from training_agent.contract import Job, encode
@@ -67,29 +77,37 @@ class Training:
         self.kind, self.rank = kind, rank
         self.net = kind.model()
         self.ddp = DistributedDataParallel(self.net)
+        self.called: Any = torch.compile(self.ddp, backend="eager") if kind.compiled else self.ddp
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=kind.scaler or 1.0, enabled=kind.scaler > 0)
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-2, fused=kind.fused)
         self.now = 0
         torch.manual_seed(50 + rank)
         self.guard: Guard = attach(
-            self.ddp,
+            self.called,
             self.optimizer,
             compute_loss=self._loss if kind.with_loss else None,
-            schedule=Schedule(50, 10, None, **({"layer_every": 1, **kind.schedule} if layered else {})),
+            schedule=Schedule(**self._plan(layered)),
             settings=AgentSettings("c", Job("j", "u"), f"hyperpod-i-{rank:017x}", gpu_uuids=(f"GPU-{rank}",)),
             **kind.attach,
         )
 
+    def _plan(self, layered: bool) -> dict[str, Any]:
+        plan = {"audit_every": 50, "ckpt_every": None, "layer_every": 1, **self.kind.schedule}
+        return plan if layered else {n: v for n, v in plan.items() if not n.startswith("layer_")}
+
     def step(self, step: int) -> None:
         """One update."""
         self.now = step
+        Telling.now = staticmethod(lambda: f"{self.guard.phase.value} {step}")
         self.optimizer.zero_grad()
         for part in range(self.kind.accumulate):
             tokens = tokens_for(self.rank, 10 * step + part)
             last = part == self.kind.accumulate - 1
             with nullcontext() if last else self.ddp.no_sync():
                 loss_of = self.guard.compute_loss if self.kind.with_loss else self._loss
-                loss_of(self.ddp, tokens).backward()
-        self.optimizer.step()
+                self.scaler.scale(loss_of(self.called, tokens)).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
 
     def injected(self, strike: Strike) -> Injection:
         """Put a fault in on the bad rank."""
@@ -104,7 +122,8 @@ class Training:
         return on_modules + sum(len(p._backward_hooks or ()) for p in self.net.parameters())
 
     def _loss(self, model: Any, tokens: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.kind.bf16):
+        half = torch.float16 if self.kind.scaler else torch.bfloat16
+        with torch.autocast("cpu", half, enabled=self.kind.bf16 or self.kind.scaler > 0):
             logits = model(tokens[:, :-1])
         return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
 
@@ -120,6 +139,22 @@ def always(where: Where, step: int, layer: int = 1) -> Strike:
     return lambda net: (net.layers[layer].down, FaultSpec(where, Element(1000.0), BAD, step))
 
 
+def resumed(rank: int) -> dict[str, Any]:
+    """Three steps, a start with their manifest, two steps more."""
+    first = Training(Kind(), rank, layered=True)
+    for step in range(1, 4):
+        first.step(step)
+    manifest, state = first.guard.manifest(), first.net.state_dict()
+    first.guard.close()
+    second = Training(Kind(), rank, layered=True)
+    second.net.load_state_dict(state)
+    second.guard.after_load(manifest)
+    for step in range(4, 6):
+        second.step(step)
+    second.guard.close()
+    return {"manifest": second.guard.manifest()}
+
+
 # Of five blocks (embedding, two layers, norm, head) the third one's turn is at steps 3 and 8.
 TURN, OTHER = 8, 9
 COMPUTED = (Where.FORWARD_OUTPUT, Where.INPUT_GRADIENT, Where.WEIGHT_GRADIENT)
@@ -131,7 +166,15 @@ def scenarios(rank: int) -> dict[str, Callable[[], dict[str, Any]]]:
     for name, kind in HEALTHY.items():
         runs[f"{name}: clean"] = lambda kind=kind: run(kind, rank)
         runs[f"{name}: unlayered"] = lambda kind=kind: run(kind, rank, layered=False)
+    for name, (kind, *_) in UNFIT.items():
+        runs[name] = lambda kind=kind: run(kind, rank)
     runs["skip connection"] = lambda: run(SKIPPING, rank)
+    runs["scaler"] = lambda: run(SCALED, rank)
+    runs["kernels"] = lambda: {**run(TELLING, rank), "told": Telling.told}
+    runs["resumed"] = lambda: resumed(rank)
+    for policy in ("skip", "warn", "retry"):
+        kind, strike = Kind(attach={"policy": policy}), once(Where.INPUT_GRADIENT, TURN)
+        runs[f"{policy}: once"] = lambda kind=kind, strike=strike: run(kind, rank, strike=strike)
     for where in COMPUTED:
         for name, strike in {"once": once(where, TURN), "elsewhere": once(where, OTHER)}.items():
             runs[f"{where.value}: {name}"] = lambda strike=strike: run(Kind(), rank, strike=strike)
@@ -145,7 +188,9 @@ def main(out: Path) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    found = {name: one() for name, one in scenarios(rank).items()}
+    # what is compiled comes last: from then on this process holds graphs
+    runs = sorted(scenarios(rank).items(), key=lambda named: named[0] == "compiled")
+    found = {name: one() for name, one in runs}
     (out / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

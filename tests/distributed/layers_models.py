@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -113,12 +113,12 @@ class TiedByUse(Decoder):
         return F.linear(self.norm(x), self.embedding.weight)
 
 
-class TiedOnOneRank(Decoder):
-    """One rank's data lead to another use of a layer's weight."""
+class TiedByData(Decoder):
+    """Some batches lead to another use of a layer's weight, so that not all ranks have it."""
 
-    def top(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.norm(x))
-        if torch.distributed.get_rank() == 1:
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = super().forward(tokens)
+        if int(tokens.sum()) % 2:
             out = out + 1e-3 * self.layers[1].down.weight.sum()  # type: ignore[union-attr, operator]
         return out
 
@@ -182,18 +182,51 @@ class Twice(Decoder):
         return out
 
 
+class Copying(Layer):
+    """Keeps nothing of its input for the backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + 0.0)
+
+
 class WrittenTo(Decoder):
     """The residual stream is one tensor that is added to in place."""
 
-    def through(self, layer: nn.Module, x: Tensor) -> Tensor:
-        return x.add_(layer(x.clone() if x.requires_grad else x))
+    def __init__(self) -> None:
+        super().__init__(Copying)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens) * 1.0
+        x = self.embedding(tokens) + 0.0
         for layer in self.layers:
-            y = layer(x)
-            x = x.mul_(0.5) + y  # what the layer read is written to afterwards
+            x += layer(x)
         return self.top(x)
+
+
+class Telling(Layer):
+    """Writes down whether it runs deterministic kernels, forward and backward."""
+
+    told: ClassVar[list[tuple[str, int, str]]] = []  # when, which layer, in what
+    now: ClassVar[Callable[[], str]] = staticmethod(lambda: "")
+    number = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.tell("forward")
+        inner = super().forward(x)
+        inner.register_hook(lambda _gradient: self.tell("backward"))  # type: ignore[no-untyped-call]
+        return inner * 1.0
+
+    def tell(self, what: str) -> None:
+        if torch.are_deterministic_algorithms_enabled():
+            self.told.append((self.now(), self.number, what))
+
+
+class Told(Decoder):
+    """Two such layers."""
+
+    def __init__(self) -> None:
+        super().__init__(Telling)
+        for i, layer in enumerate(self.layers):
+            layer.number = i  # type: ignore[assignment]
 
 
 class Skipping(Decoder):
@@ -220,6 +253,7 @@ class Kind:
     fused: bool = False
     steps: int = 11
     compiled: bool = False
+    scaler: float = 0.0  # where it begins
 
 
 SKIPPING = Kind(Skipping, steps=6)
@@ -235,5 +269,19 @@ HEALTHY = {
     "without compute_loss": Kind(with_loss=False),
     "forward only": Kind(schedule={"deterministic": False}),
     "deferred": Kind(fused=True, attach={"mode": "deferred"}),
+    "whole audits between": Kind(schedule={"audit_every": 3}, steps=8),
     "budget": Kind(schedule={"layer_every": None, "layer_budget": 0.9}, steps=24),
 }
+
+# What a block's replay cannot know of: which blocks are off, how many audits were skipped, and why.
+UNFIT = {
+    "tied by use": (Kind(TiedByUse, steps=8), ["embedding"], 1, "is used outside of it as well"),
+    "another use on some ranks": (Kind(TiedByData, steps=8), ["layers.1"], 1, "is used outside of it"),
+    "an inner value in the loss": (Kind(Routed, steps=8), ["layers.0"], 1, "is used outside of it as well"),
+    "an object among the arguments": (Kind(Noted, steps=8), [], 4, "takes a Notes, which its forward may"),
+    "called twice": (Kind(Twice, steps=8), [], 4, "was called 2 times in its micro-batch"),
+    "written to": (Kind(WrittenTo, steps=8), [], 4, "was changed in place after its forward began"),
+    "compiled": (Kind(compiled=True, steps=4), None, 0, "torch.compile has compiled code of this job"),
+}
+SCALED = Kind(scaler=2.0**18, steps=8)
+TELLING = Kind(Told, steps=5)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.conftest import launch
-from tests.distributed.layers_models import HEALTHY
+from tests.distributed.layers_models import HEALTHY, UNFIT
 from training_agent.contract import Alarm, Check, Verdict, decode
 
 pytestmark = pytest.mark.timeout(300)  # the first test waits for all runs
@@ -49,8 +49,10 @@ def test_a_healthy_run_is_quiet_and_its_blocks_are_covered(runs: dict[str, Resul
     assert clean[0]["manifest"]["notes"] == []
     assert found["skipped"] == 0
     assert found["covered"] == BLOCKS
+    whole = clean[0]["manifest"]["audits_passed"]
     if name != "budget":
-        assert found["passed"] == found["turn"] == HEALTHY[name].steps
+        assert found["passed"] == found["turn"] == HEALTHY[name].steps - whole
+    assert whole == (2 if name == "whole audits between" else 0)
 
 
 @pytest.mark.parametrize("name", HEALTHY)
@@ -99,3 +101,53 @@ def test_a_passed_layer_audit_shortens_no_suspect_window(runs: dict[str, Results
     alarm = the_alarm(runs["forward-output: once"])
     assert alarm.suspect_window == (1, 8)
     assert alarm.last_audit_pass is None
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_what_a_replay_of_a_block_cannot_know_of_accuses_nobody(runs: dict[str, Results], name: str) -> None:
+    results = runs[name]
+    _, off, skipped, why = UNFIT[name]
+    found, notes = books(results), results[0]["manifest"]["notes"]
+    assert [r["alarm"] for r in results] == [None] * RANKS
+    assert found["skipped"] == skipped
+    if off is None:
+        assert len(notes) == 1 and notes[0].startswith("layer audits are off: ") and why in notes[0]
+        assert found["passed"] == found["blocks"] == 0
+        return
+    assert len(notes) == len(off)
+    for block, note in zip(off, notes, strict=True):
+        assert note.startswith(f"layer audits of block {block} are off: ") and why in note
+    assert found["passed"] == 8 - skipped
+
+
+def test_a_step_that_a_scaler_skips_leaves_the_turn_to_the_next(runs: dict[str, Results]) -> None:
+    results = runs["scaler"]
+    found, manifest = books(results), results[0]["manifest"]
+    assert manifest["overflow_steps"] >= 1
+    assert (found["passed"], found["skipped"]) == (manifest["step"], 0)
+
+
+def test_the_audited_block_alone_runs_deterministic_kernels_in_its_step(runs: dict[str, Results]) -> None:
+    told = {tuple(t) for t in runs["kernels"][0]["told"]}
+    # the embedding's turn is at step 1, those of the layers at 2 and 3
+    assert {t for t in told if t[0].startswith("training")} == {
+        (f"training {2 + layer}", layer, what) for layer in (0, 1) for what in ("forward", "backward")
+    }
+    assert ("replay 2", 0, "backward") in told
+
+
+def test_a_resumed_run_goes_on_where_it_was(runs: dict[str, Results]) -> None:
+    found = books(runs["resumed"])
+    assert (found["turn"], found["passed"]) == (5, 5)
+    assert found["covered"] == BLOCKS  # the first three before, the others after
+
+
+def test_policies_answer_a_layer_audit_like_a_whole_one(runs: dict[str, Results]) -> None:
+    counted = {
+        policy: [r["manifest"][what] for r in runs[f"{policy}: once"]]
+        for policy, what in (("skip", "steps_skipped"), ("warn", "warnings"), ("retry", "steps_retried"))
+    }
+    assert counted == dict.fromkeys(counted, [1] * RANKS)
+    clean = [r["weights"] for r in runs["dropout: clean"]]
+    assert [r["weights"] for r in runs["retry: once"]] == clean
+    assert [r["weights"] for r in runs["warn: once"]] != clean
