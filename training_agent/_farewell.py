@@ -7,9 +7,12 @@ read. Goes out: nothing, or the alarm and exit code 3.
 from __future__ import annotations
 
 import atexit
+import gc
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
+
+from torch.amp import GradScaler
 
 from . import exit_codes
 from ._alarm import Sighting
@@ -58,27 +61,44 @@ class Farewell:
             return
         # In deferred mode a rank that goes on is in its next backward when it judges this step.
         key = f"farewell/{update.ledger.step + 1}"
-        if not update.deferred or setup.comm.meet(key, MEETING):
+        if update.deferred and not setup.comm.meet(key, MEETING):
+            return
+        if scales():
+            update.drain()
+            update.skipped_by_loop()  # an overflow, as the scaler would have answered it
+        else:
             update.before(setup.optimizers[0])
             update.drain()
 
     def judge_last_step(self) -> None:
         """Deferred mode: judge what is pending; without the other ranks the alarm names nobody."""
         update, pending = self.update, self.update.pending
-        flagged = pending is not None and pending.count.read().suspicious
+        tally = None if pending is None else pending.count.read()
+        overflow = tally is not None and bool(tally.overflow)  # normal, also where nobody can be asked
+        flagged = tally is not None and tally.suspicious and not overflow
         try:
             try:
                 update.drain()
             except AgentError as e:
+                if overflow and not isinstance(e, SdcAlarm):
+                    return
                 if not flagged or isinstance(e, SdcAlarm):
                     raise
                 assert pending is not None
                 update.alarm(_unexamined(pending.record.step))
         except Exception as e:
-            if not flagged:
+            if not flagged and not isinstance(e, SdcAlarm):
                 raise
             sys.stderr.write(f"{e}\n")  # nothing else would: the interpreter is on its way out
             exit_codes.leave(ExitCode.ALARM)
+
+
+def scales() -> bool:
+    """Whether this process trains with a GradScaler, whose daily business gradients that are not finite are.
+
+    The loop keeps it and no guard ever sees it; so all objects are asked, once, when the process is to end.
+    """
+    return any(issubclass(type(o), GradScaler) and o.is_enabled() for o in gc.get_objects())
 
 
 def _unexamined(step: int) -> Sighting:

@@ -26,19 +26,30 @@ LAST = 5  # no audit is due at it
 
 
 def train(
-    guard: Guard, ddp: nn.Module, optimizer: torch.optim.Optimizer, nan_on: int | None, strict: bool = False
+    guard: Guard,
+    ddp: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    nan_on: int | None,
+    strict: bool = False,
+    scaled: bool = False,
 ) -> None:
-    """The loop; the data of the last step has a NaN on one rank. `strict`: so that clipping raises."""
+    """The loop; the data of the last step has a NaN on one rank. `strict`: so that clipping raises.
+
+    `scaled`: with a GradScaler, which takes the NaN for an overflow.
+    """
     rank = int(os.environ["RANK"])
+    scaler = torch.amp.GradScaler("cpu", enabled=scaled)
     for step in range(1, LAST + 1):
         optimizer.zero_grad()
         batch = batch_for(rank, step)
         if (rank, step) == (nan_on, LAST):
             batch["x"][0, 0] = float("nan")
-        guard.compute_loss(ddp, batch).backward()
+        scaler.scale(guard.compute_loss(ddp, batch)).backward()
+        scaler.unscale_(optimizer)
         if strict:
             nn.utils.clip_grad_norm_(ddp.parameters(), 1.0, error_if_nonfinite=True)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
 
 
 def _no_memory(*_: Any) -> Any:
@@ -88,10 +99,15 @@ def main(mode: str, one: int) -> None:
         faults.forward([one if mode == "alarm" else 0], range(3, 99), EVERYWHERE, 1000.0)(
             model, guard, rank, lambda: guard.step + 1
         )
-    strict = mode.endswith("error_if_nonfinite")
-    train(guard, ddp, optimizer, nan_on=one if deferred or strict else None, strict=strict)
+    strict, scaled = mode.endswith("error_if_nonfinite"), "scaled" in mode
+    nan_on = one if deferred or strict or scaled else None
+    train(guard, ddp, optimizer, nan_on, strict=strict, scaled=scaled)
     sys.stdout.write(f"done at {guard.step} {guard.manifest()['audits_skipped']}\n")
     if mode == "deferred, not closed":
+        return
+    if mode.endswith("others gone"):
+        if rank != one:
+            os._exit(0)
         return
     if mode != "deferred, group destroyed first":
         guard.close()

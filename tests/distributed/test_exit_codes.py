@@ -103,6 +103,23 @@ def test_a_loop_that_raises_on_a_nonfinite_norm_ends_as_the_alarm_that_explains_
         assert '"reproduced":true' in out
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", ["scaled, error_if_nonfinite", "deferred, scaled, error_if_nonfinite"])
+def test_a_loop_that_raises_on_a_scaled_overflow_ends_with_its_own_error(mode: str) -> None:
+    codes, outputs = run(mode)
+    assert codes == [1] * 3, outputs[0]
+    for out in outputs:
+        assert "norm of order 2.0" in out and "could not be judged" not in out
+        assert '"sdc":"alarm"' not in out
+
+
+@pytest.mark.soak
+def test_an_overflow_in_the_last_step_is_no_alarm_although_the_others_have_gone() -> None:
+    codes, outputs = run("deferred, scaled, others gone")
+    assert codes == [0] * 3, outputs[1]
+    assert '"sdc":"alarm"' not in "".join(outputs) and "Traceback" not in "".join(outputs)
+
+
 def test_a_replay_that_fails_on_one_rank_is_skipped_on_all_and_accuses_nobody() -> None:
     codes, outputs = run("fails in replay")
     assert codes == [0] * 3, outputs[0]
