@@ -80,9 +80,10 @@ class AlarmLatch:
             _alarm.versions(),
         )
         read = tuple(read_locally(list(setup.parameters.values()), setup.naming))
+        rows = self._replayer.rows_of(disputed.capture)
         exhibit = Exhibit(disputed.capture, disputed.original, read, self._replayer.compiled)
         weights = dict(setup.module.named_parameters())
-        return seal(scene, exhibit, setup.parameters, weights, setup.settings, setup.device)
+        return seal(scene, exhibit, rows, weights, setup.settings, setup.device)
 
     def _trail(self, sighting: Sighting, trail: Trail) -> list[tuple[Path, bytes]]:
         """What `sdc bisect` compares with, from the first rank."""

@@ -14,7 +14,7 @@ from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence
 from ._leaves import GatheredLeaves, Leaves
 from ._startup import Setup
-from .checks.block import recompute_block
+from .checks.block import recompute_block, rows_of
 from .checks.compiled import CompiledReplay, is_compiled
 from .checks.nonfinite import read_locally
 from .checks.replay import recompute
@@ -76,6 +76,12 @@ class Replayer:
             return self._compiled.recompute(setup.compute_loss, capture, depth, setup.device, read)
         names = list(setup.parameters)
         return recompute(self._ddp, setup.compute_loss, capture, depth, setup.device, names, read)
+
+    def rows_of(self, capture: Capture) -> tuple[str, ...]:
+        """Names of the gradients that its evidence begins with."""
+        if capture.unit is Unit.BLOCK:
+            return rows_of(self.blocks[capture.block], sum(capture.inputs))
+        return tuple(self._setup.parameters)
 
     @property
     def _ddp(self) -> DistributedDataParallel:

@@ -26,6 +26,7 @@ from tests.distributed.layers_models import (
     TOKENS,
     UNFIT,
     WORDS,
+    Checkpointed,
     Kind,
     Telling,
 )
@@ -45,9 +46,11 @@ def tokens_for(rank: int, number: int) -> Tensor:
     return torch.randint(WORDS, (3, TOKENS + 1), generator=generator)
 
 
-def run(kind: Kind, rank: int, *, layered: bool = True, strike: Strike | None = None) -> dict[str, Any]:
+def run(
+    kind: Kind, rank: int, *, layered: bool = True, strike: Strike | None = None, shared: Path | None = None
+) -> dict[str, Any]:
     """Train one kind from a seeded start and say how it ended."""
-    job = Training(kind, rank, layered=layered)
+    job = Training(kind, rank, layered=layered, shared=shared)
     injection = None if strike is None else job.injected(strike)
     alarm, step = None, 0
     try:
@@ -72,7 +75,7 @@ def run(kind: Kind, rank: int, *, layered: bool = True, strike: Strike | None = 
 class Training:
     """One guarded model in its loop."""
 
-    def __init__(self, kind: Kind, rank: int, *, layered: bool) -> None:
+    def __init__(self, kind: Kind, rank: int, *, layered: bool, shared: Path | None = None) -> None:
         torch.manual_seed(5)
         self.kind, self.rank = kind, rank
         self.net = kind.model()
@@ -87,7 +90,9 @@ class Training:
             self.optimizer,
             compute_loss=self._loss if kind.with_loss else None,
             schedule=Schedule(**self._plan(layered)),
-            settings=AgentSettings("c", Job("j", "u"), f"hyperpod-i-{rank:017x}", gpu_uuids=(f"GPU-{rank}",)),
+            settings=AgentSettings(
+                "c", Job("j", "u"), f"hyperpod-i-{rank:017x}", gpu_uuids=(f"GPU-{rank}",), shared_dir=shared
+            ),
             **kind.attach,
         )
 
@@ -160,7 +165,7 @@ TURN, OTHER = 8, 9
 COMPUTED = (Where.FORWARD_OUTPUT, Where.INPUT_GRADIENT, Where.WEIGHT_GRADIENT)
 
 
-def scenarios(rank: int) -> dict[str, Callable[[], dict[str, Any]]]:
+def scenarios(rank: int, out: Path) -> dict[str, Callable[[], dict[str, Any]]]:
     """All runs by name."""
     runs: dict[str, Callable[[], dict[str, Any]]] = {}
     for name, kind in HEALTHY.items():
@@ -175,6 +180,8 @@ def scenarios(rank: int) -> dict[str, Callable[[], dict[str, Any]]]:
     for policy in ("skip", "warn", "retry"):
         kind, strike = Kind(attach={"policy": policy}), once(Where.INPUT_GRADIENT, TURN)
         runs[f"{policy}: once"] = lambda kind=kind, strike=strike: run(kind, rank, strike=strike)
+    kept = Kind(Checkpointed, bf16=True)
+    runs["capsule"] = lambda: run(kept, rank, strike=once(Where.WEIGHT_GRADIENT, TURN), shared=out)
     for where in COMPUTED:
         for name, strike in {"once": once(where, TURN), "elsewhere": once(where, OTHER)}.items():
             runs[f"{where.value}: {name}"] = lambda strike=strike: run(Kind(), rank, strike=strike)
@@ -189,7 +196,7 @@ def main(out: Path) -> None:
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     # what is compiled comes last: from then on this process holds graphs
-    runs = sorted(scenarios(rank).items(), key=lambda named: named[0] == "compiled")
+    runs = sorted(scenarios(rank, out).items(), key=lambda named: named[0] == "compiled")
     found = {name: one() for name, one in runs}
     (out / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()

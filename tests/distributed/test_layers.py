@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.distributed.conftest import launch
-from tests.distributed.layers_models import HEALTHY, UNFIT
+from tests.distributed.layers_models import HEALTHY, UNFIT, Checkpointed
+from training_agent.capsule import content as capsule
+from training_agent.capsule.recompute import Answer, replay
+from training_agent.capsule.subject import Subject, put_weights
 from training_agent.contract import Alarm, Check, Verdict, decode
 
 pytestmark = pytest.mark.timeout(300)  # the first test waits for all runs
@@ -25,7 +30,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
     ended = launch("tests.distributed.layers_job", RANKS, str(out), timeout=200)
     assert [code for code, _ in ended] == [0] * RANKS, "\n".join(text[-1500:] for _, text in ended)
     by_rank = [json.loads((out / f"{rank}.json").read_text()) for rank in range(RANKS)]
-    return {name: [results[name] for results in by_rank] for name in by_rank[0]}
+    runs = {name: [results[name] for results in by_rank] for name in by_rank[0]}
+    return {**runs, "files": [{"capsule": str(p)} for p in (out / "capsules").glob("*.sdc")]}
 
 
 def the_alarm(results: Results) -> Alarm:
@@ -134,6 +140,18 @@ def test_the_audited_block_alone_runs_deterministic_kernels_in_its_step(runs: di
         (f"training {2 + layer}", layer, what) for layer in (0, 1) for what in ("forward", "backward")
     }
     assert ("replay 2", 0, "backward") in told
+
+
+def test_the_capsule_of_a_block_is_computed_again_without_the_job(runs: dict[str, Results]) -> None:
+    (file,) = runs["files"]  # the bad rank's own block
+    found = capsule.load(Path(file["capsule"]), torch.device("cpu"))
+    assert found.facts.parameters[-1] == "layers.1.input 0"
+    subject = Subject(Checkpointed(), None, torch.device("cpu"))
+    assert found.state is not None
+    put_weights(subject, found.state, "the capsule")
+    outcome = replay(found, subject, 2)
+    assert outcome.answer is Answer.EQUAL, outcome.why
+    assert outcome.repeats[0].differs_in == ("layers.1.feed_forward.2.weight",)  # from what the GPU got
 
 
 def test_a_resumed_run_goes_on_where_it_was(runs: dict[str, Results]) -> None:

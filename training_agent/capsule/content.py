@@ -91,6 +91,9 @@ def dump(facts: Facts, capture: Capture, original: Evidence, state: dict[str, Te
         "trained": sorted(capture.trained),
         "buffers": capture.buffers,
         "seeds": capture.seeds,
+        "block": capture.block,
+        "inputs": list(capture.inputs),
+        "backward": None if capture.backward is None else asdict(capture.backward),
     }
     return to_bytes({"facts": to_plain(facts), "capture": kept, "table": original.table, "state": state})
 
@@ -115,21 +118,27 @@ def _parsed(data: bytes, device: torch.device) -> Capsule:
     content: dict[str, Any] = from_bytes(data, device)
     facts = from_plain(Facts, content["facts"])
     kept = content["capture"]
-    contexts = {**kept["contexts"], "autocast": tuple(tuple(a) for a in kept["contexts"]["autocast"])}
     capture = Capture(
         Unit(kept["unit"]),
         tuple(kept["args"]),
         dict(kept["kwargs"]),
-        Contexts(**contexts),
+        _contexts(kept["contexts"]),
         kept["cpu_rng"],
         kept["device_rng"],
         tuple(kept["training"]),
         frozenset(kept["trained"]),
         dict(kept["buffers"]),
         list(kept["seeds"]),
+        kept.get("block", ""),
+        tuple(kept.get("inputs", ())),
+        _contexts(kept["backward"]) if kept.get("backward") else None,
     )
     table = content["table"]
     if table.dtype is not torch.int64 or table.dim() != 2 or len(table) <= len(facts.parameters):
         raise CapsuleError("its table of digests has another shape than its parameters")
     original = Evidence(Depth(facts.compared), table.cpu(), facts.tensors, facts.nbytes)
     return Capsule(facts, capture, original, content["state"], hashlib.sha256(data).hexdigest())
+
+
+def _contexts(plain: dict[str, Any]) -> Contexts:
+    return Contexts(**{**plain, "autocast": tuple(tuple(a) for a in plain["autocast"])})

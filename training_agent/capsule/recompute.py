@@ -20,9 +20,11 @@ import torch
 from torch import nn
 
 from .._alarm import versions
+from .._blocks import Block, blocks_of
 from .._capture import Unit
 from .._evidence import Depth, Evidence
 from .._ring import COMPUTE_ERRORS
+from ..checks.block import recompute_block, rows_of
 from ..checks.replay import recompute
 from ..contract import from_plain
 from ..determinism import deterministic, environment, require_cublas_workspace
@@ -121,6 +123,10 @@ def _once(capsule: Capsule, subject: Subject) -> Evidence:
     facts = capsule.facts
     alone: Any = _WithoutPeers(subject.model)
     try:
+        if capsule.capture.unit is Unit.BLOCK:
+            block = _block(capsule, subject)
+            part = subject.model.get_submodule(block.name)
+            return recompute_block(part, block, capsule.capture, Depth(facts.compared), subject.device)
         return recompute(
             alone,
             subject.compute_loss,
@@ -136,15 +142,24 @@ def _once(capsule: Capsule, subject: Subject) -> Evidence:
         ) from e
 
 
+def _block(capsule: Capsule, subject: Subject) -> Block:
+    name = capsule.capture.block
+    for block in blocks_of(subject.model):
+        if block.name == name and rows_of(block, sum(capsule.capture.inputs)) == capsule.facts.parameters:
+            return block
+    raise CapsuleError(f"the model has no block {name} with the parameters that the job's had")
+
+
 def _require_same_model(capsule: Capsule, subject: Subject) -> None:
     known = dict(subject.model.named_parameters())
     if missing := [n for n in capsule.facts.weights if n not in known]:
         raise CapsuleError(f"the model has no parameter {missing[0]}, the job's had ({len(missing)} missing)")
-    if len(list(subject.model.modules())) != len(capsule.capture.training):
-        raise CapsuleError(
-            f"the model has {len(list(subject.model.modules()))} modules, the job's had "
-            f"{len(capsule.capture.training)}"
-        )
+    part = subject.model
+    if capsule.capture.unit is Unit.BLOCK:
+        part = part.get_submodule(_block(capsule, subject).name)
+    count = len(list(part.modules()))
+    if count != len(capsule.capture.training):
+        raise CapsuleError(f"the model has {count} modules, the job's had {len(capsule.capture.training)}")
     if capsule.capture.unit is Unit.LOSS and subject.compute_loss is None:
         raise CapsuleError(
             "the job audited its loss function: --model's function must return (model, compute_loss)"

@@ -110,7 +110,7 @@ def trail_name(step: int, attempt: int) -> str:
 def seal(
     scene: Scene,
     exhibit: Exhibit | None,
-    parameters: Mapping[str, Tensor],
+    rows: Sequence[str],
     weights: Mapping[str, Tensor],
     settings: AgentSettings,
     device: torch.device,
@@ -118,7 +118,7 @@ def seal(
     """Build this rank's capsule; None when the alarm is not about its micro-batch, or it cannot be kept.
 
     Args:
-        parameters: those behind the rows of the evidence, in order.
+        rows: what the evidence begins with, in order: parameters, of a block its inputs as well.
         weights: all parameters by name, as they were before the update.
     """
     if exhibit is None or settings.shared_dir is None or not settings.capsule_bytes:
@@ -126,7 +126,7 @@ def seal(
     if scene.place.rank not in chosen(scene.findings, scene.contests):
         return None
     try:
-        data = _bytes(scene, exhibit, parameters, weights, settings, device)
+        data = _bytes(scene, exhibit, rows, weights, settings, device)
     except Exception as e:  # noqa: BLE001 - the alarm matters more, whatever the batch is made of
         why = str(e) if isinstance(e, CapsuleError) else f"{type(e).__name__}: {e}"
         log_line("warning", rank=scene.place.rank, message=f"There is no repro capsule of this step: {why}.")
@@ -140,7 +140,7 @@ def seal(
 def _bytes(
     scene: Scene,
     exhibit: Exhibit,
-    parameters: Mapping[str, Tensor],
+    rows: Sequence[str],
     weights: Mapping[str, Tensor],
     settings: AgentSettings,
     device: torch.device,
@@ -162,7 +162,7 @@ def _bytes(
         votes=() if contest is None else contest.votes,
         compared=exhibit.original.depth.value,
         compiled=exhibit.compiled,
-        parameters=tuple(parameters),
+        parameters=tuple(rows),
         read=exhibit.read,
         tensors=exhibit.original.tensors,
         nbytes=exhibit.original.nbytes,

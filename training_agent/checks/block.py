@@ -22,7 +22,8 @@ from .replay import Around, alias_of, apart, output_tensors
 def rows_of(block: Block, inputs: int) -> tuple[str, ...]:
     """Names of the gradients' rows: the block's own parameters, then its inputs."""
     prefix = f"{block.name}." if block.name else ""
-    return (*(prefix + p for p in block.parameters), *(f"input {i}" for i in range(inputs)))
+    names = (*block.parameters, *(f"input {i}" for i in range(inputs)))
+    return tuple(prefix + name for name in names)
 
 
 def recompute_block(
