@@ -34,6 +34,7 @@ from .contract import (
     Verdict,
 )
 from .digest import DIGEST_VERSION
+from .kernels import Kernels
 from .log_line import log_line, utc_now
 from .placement import RankMap
 from .settings import AgentSettings
@@ -117,6 +118,7 @@ def build(
     checkpoints: Checkpoints | None,
     notes: tuple[str, ...] = (),
     capsule: CapsuleRef | None = None,
+    kernels: str = "",
 ) -> Alarm:
     """Write the alarm on all ranks: time, resume point and sizes are those of the first one.
 
@@ -167,6 +169,7 @@ def build(
         notes=notes,
         capsules=tuple(CapsuleRef(**k) for k in kept),
         group=comm.name,
+        kernels=kernels,
     )
 
 
@@ -205,6 +208,8 @@ def message(alarm: Alarm) -> str:
         "this check had not passed before" if passed is None else f"this check last passed at step {passed}"
     )
     lines.append(f"  Suspect window: steps {first} to {last}; {since}.")
+    if alarm.kernels:
+        lines.append(f"  Audited kernels: {Kernels(alarm.kernels).audited}.")
     lines += [f"  Note: {note}." for note in alarm.notes]
     if alarm.resume_from is not None:
         lines.append(f"  Next: resume from step {alarm.resume_from.step}, {alarm.resume_from.path}.")

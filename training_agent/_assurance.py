@@ -30,6 +30,7 @@ class Assurance:
     gpu_steps: int = 0  # of earlier starts: applied updates times ranks
     gpu_steps_audited: int = 0  # computed again on another GPU and found equal
     audits: int = 0  # passed
+    audits_forced: int = 0  # of those that passed: with the kernels of every step
     audits_skipped: int = 0
     weight_checks: int = 0  # passed
     bytes_replayed: int = 0  # compared by audits
@@ -37,16 +38,23 @@ class Assurance:
     last_audit: int | None = None
     longest_gap: int = 0  # steps from one passed audit to the next, the first one from `since_step`
     seconds: dict[str, list[float]] = field(default_factory=lambda: {kind: [0, 0.0] for kind in KINDS})
+    forced: bool = False  # this start's kernels
     _began: float | None = None
     _first: bool = True  # of this start: its step holds the preflight
 
     @classmethod
     def begun(
-        cls, step: int, world: int, parameters: Iterable[Tensor], replicas: int | None = None
+        cls,
+        step: int,
+        world: int,
+        parameters: Iterable[Tensor],
+        replicas: int | None = None,
+        *,
+        forced: bool = False,
     ) -> Assurance:
         """At `step` updates, nothing counted yet; `replicas`: None, each rank holds one."""
         replica = sum(p.numel() * p.element_size() for p in parameters)
-        return cls(world, replicas or world, replica, since_step=step, from_step=step)
+        return cls(world, replicas or world, replica, since_step=step, from_step=step, forced=forced)
 
     def begin(self) -> None:
         """A step's first forward begins."""
@@ -67,6 +75,7 @@ class Assurance:
         self.longest_gap = max(self.longest_gap, step - last)
         self.last_audit = step
         self.audits += 1
+        self.audits_forced += self.forced
         self.gpu_steps_audited += self.world
         self.bytes_replayed += nbytes * self.world
 
@@ -95,7 +104,7 @@ class Assurance:
     def _add(self, before: Mapping[str, Any]) -> None:
         if not before:
             return
-        sums = {name: int(before[name]) for name in _SUMS}
+        sums = {name: int(before[name]) for name in _SUMS if name not in _LATER or name in before}
         seconds = {k: [int(before["seconds"][k][0]), float(before["seconds"][k][1])] for k in KINDS}
         last, gap = before["last_audit"], int(before["longest_gap"])
         starts, since = int(before["starts"]), int(before["since_step"])
@@ -107,6 +116,7 @@ class Assurance:
 
 
 _SUMS = (
-    "gpu_steps", "gpu_steps_audited", "audits", "audits_skipped", "weight_checks", "bytes_replayed",
-    "bytes_of_weights",
+    "gpu_steps", "gpu_steps_audited", "audits", "audits_forced", "audits_skipped", "weight_checks",
+    "bytes_replayed", "bytes_of_weights",
 )  # fmt: skip
+_LATER = frozenset({"audits_forced"})  # than the first manifests: there it is none

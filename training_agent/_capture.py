@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import _attention
+from ._attention import Attention
 from ._walk import modules, named_buffers
 
 
@@ -34,7 +36,7 @@ class Contexts:
     autocast_cache: bool
     default_dtype: torch.dtype
     matmul_precision: str
-    attention: tuple[bool, bool, bool, bool]  # flash, memory-efficient, math, cuDNN
+    attention: Attention
 
 
 @dataclass(slots=True)
@@ -81,18 +83,12 @@ def take(
 def current_contexts(device: torch.device) -> Contexts:
     """Read the switches."""
     kinds = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
-    cuda: Any = torch.backends.cuda
     return Contexts(
         tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds),
         torch.is_autocast_cache_enabled(),
         torch.get_default_dtype(),
         torch.get_float32_matmul_precision(),
-        (
-            cuda.flash_sdp_enabled(),
-            cuda.mem_efficient_sdp_enabled(),
-            cuda.math_sdp_enabled(),
-            cuda.cudnn_sdp_enabled(),
-        ),
+        _attention.allowed(),
     )
 
 
@@ -176,16 +172,8 @@ def _enter_contexts(stack: ExitStack, wanted: Contexts, device: torch.device) ->
         stack.callback(torch.set_float32_matmul_precision, now.matmul_precision)
         torch.set_float32_matmul_precision(wanted.matmul_precision)
     if now.attention != wanted.attention:
-        stack.callback(_set_attention, now.attention)
-        _set_attention(wanted.attention)
-
-
-def _set_attention(flags: tuple[bool, bool, bool, bool]) -> None:
-    cuda: Any = torch.backends.cuda
-    cuda.enable_flash_sdp(flags[0])
-    cuda.enable_mem_efficient_sdp(flags[1])
-    cuda.enable_math_sdp(flags[2])
-    cuda.enable_cudnn_sdp(flags[3])
+        stack.callback(_attention.allow, now.attention)
+        _attention.allow(wanted.attention)
 
 
 @contextmanager

@@ -55,6 +55,7 @@ class AlarmLatch:
                 setup.checkpoints,
                 tuple(ledger.notes),
                 None if sealed is None else sealed.ref,
+                setup.schedule.kernels.value,
             )
             if setup.reporter is not None:
                 setup.reporter.alarm(self._alarm)
@@ -81,7 +82,13 @@ class AlarmLatch:
         )
         read = tuple(read_locally(list(setup.parameters.values()), setup.naming))
         rows = self._replayer.rows_of(disputed.capture)
-        exhibit = Exhibit(disputed.capture, disputed.original, read, self._replayer.compiled)
+        exhibit = Exhibit(
+            disputed.capture,
+            disputed.original,
+            read,
+            self._replayer.compiled,
+            setup.schedule.deterministic,
+        )
         weights = dict(setup.module.named_parameters())
         return seal(scene, exhibit, rows, weights, setup.settings, setup.device)
 

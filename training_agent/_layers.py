@@ -7,7 +7,6 @@ whole audit, or nothing. Recording is `_block_watch`'s, comparing and naming tha
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 from ._alarm import Sighting
@@ -23,6 +22,7 @@ from ._watch import MicroBatch, StepRecord, StepWatch
 from .checks.nonfinite import GradientNorms
 from .contract import Check
 from .determinism import deterministic
+from .kernels import Kernels
 from .pace import Pace
 
 
@@ -112,7 +112,7 @@ class LayerAudits:
         batch = original = None
         if seen.obstacle is None and seen.capture is not None:
             batch, original = MicroBatch(seen.capture, 0), seen.evidence()
-        with deterministic() if self._setup.schedule.deterministic else nullcontext():
+        with deterministic(self._setup.schedule.deterministic):
             # Each round meets another peer, so that each block meets all of them.
             found = self._examiner.examine_block(
                 record.step, batch, original, seen.obstacle, turn + turn // count
@@ -158,6 +158,6 @@ class LayerAudits:
             self._norms,
             depth,
             self._setup.device,
-            strict=self._setup.schedule.deterministic,
+            strict=self._setup.schedule.kernels is Kernels.SWITCHED,  # forced: the whole step runs them
         )
         self._recording.install()

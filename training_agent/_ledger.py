@@ -1,5 +1,4 @@
-"""What a run's checks have done so far: last passes, counts, sizes; and the digests that a checkpoint
-carries.
+"""What a run's checks have done so far: last passes, counts, sizes; and a checkpoint's digests.
 
 Comes in: results of the checks. Goes out: `Passes` for suspect windows, and the manifest of a checkpoint
 (JSON).
@@ -23,6 +22,7 @@ from ._trail import ROW, Trail
 from .checks.sharded import is_sharded, whole
 from .digest import DIGEST_VERSION, digest
 from .errors import AgentError, ConfigurationError
+from .kernels import change
 from .log_line import log_line
 from .report import StepChecks
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ._startup import Setup
 
 MANIFEST_VERSION = 1
-PLAN = ("audit_every", "check_every", "deterministic", "max_poisoned_steps", "overhead_budget",
-        "layer_every", "layer_budget")  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -63,12 +61,10 @@ class Ledger:
     def begun(cls, step: int, setup: Setup) -> Ledger:
         """Of a start at `step` updates."""
         job, plan = setup.settings.job, setup.schedule
-        about = {
-            "job": {"name": job.name, "uid": job.uid},
-            "schedule": {name: getattr(plan, name) for name in PLAN},
-        }
+        about = {"job": {"name": job.name, "uid": job.uid}, "schedule": plan.plain()}
         replicas = None if setup.sharding is None else len(setup.sharding.replicas)
-        assurance = Assurance.begun(step, setup.comm.world, setup.parameters.values(), replicas)
+        world, own = setup.comm.world, setup.parameters.values()
+        assurance = Assurance.begun(step, world, own, replicas, forced=plan.forced)
         return cls(step, assurance=assurance, about=about)
 
     def resume(self, loaded: LoadedManifest, manifest: Mapping[str, Any]) -> None:
@@ -76,6 +72,9 @@ class Ledger:
         self.step, self.passes = loaded.step, loaded.passes
         self.assurance.resume(manifest)
         self.layers.resume(manifest)
+        sentence = change(loaded.step, manifest.get("schedule"), self.about.get("schedule"))
+        if sentence is not None:
+            self.note(sentence)
 
     @property
     def audits_due(self) -> int:

@@ -7,7 +7,7 @@ GPUs disagree. Never accuses a node for a kernel that is not reproducible. Next:
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +101,7 @@ def preflight(
 
 
 def _once(run: Run, depth: Depth, strict: bool) -> Evidence:
-    with deterministic() if strict else nullcontext():
+    with deterministic(strict):
         return run(depth)
 
 

@@ -29,8 +29,7 @@ def retried(update: Update, record: StepRecord) -> bool:
         return False
     update.drop_gradients()
     update.watch.begin(audit=record.audit, depth=update.depth or Depth.BITS)
-    if record.audit and setup.schedule.deterministic:
-        update.determinism.enter()
+    update.determinism.switch(setup.schedule.deterministic_step(record.audit))
     update.layers.again()
     compute_again(setup, record, update.watch)
     again = update.watch.record(record.step)

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from . import _capture, _preflight_only, _startup
+from . import _attention, _capture, _preflight_only, _startup
 from ._alarm import Sighting
 from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence
@@ -25,6 +25,7 @@ from ._warm_up import warm_up
 from ._watch import MicroBatch, StepWatch
 from .determinism import deterministic
 from .errors import ConfigurationError
+from .log_line import log_line
 
 
 @dataclass(slots=True)
@@ -54,10 +55,15 @@ class Start:
         setup = self.setup
         if refused := setup.comm.complaints(anomaly_mode()):
             raise ConfigurationError(refused[0])
-        audits = setup.schedule.audit_every is not None
+        schedule = setup.schedule
+        audits = schedule.audit_every is not None
         with self.during(Phase.WARM_UP):
-            strict = audits and setup.schedule.deterministic
-            warm_up(setup.outer, setup.device, forward, backward, strict=strict)
+            strict, forced = schedule.deterministic_step(audits), schedule.forced
+            warm_up(setup.outer, setup.device, forward, backward, strict=strict, forced=forced)
+        if setup.comm.is_first:
+            attention = {"attention": _attention.names(_attention.reproducible(_attention.allowed()))}
+            said = attention if forced else {}
+            log_line("kernels", kernels=schedule.kernels.value, audited=schedule.kernels.audited, **said)
         self.register(self.update.ledger.step or None)
         if setup.weights_off is None:
             self.update.check_weights()
@@ -87,7 +93,7 @@ class Start:
             update.begin()  # the step in progress was begun at the depth that was hoped for
             self._leave_if_asked()
             return
-        with deterministic():
+        with deterministic(setup.schedule.deterministic):
             step = update.ledger.step + 1
             batch = MicroBatch(capture, 0)
             outcome = update.examiner.examine(step, batch, found.evidence, (), at_start=True)

@@ -177,7 +177,7 @@ def agree_on_setup(
     try:
         found = wishes.settings or AgentSettings.from_env()
         found.place(comm.rank, local_rank())
-        if audits and wishes.schedule.deterministic:
+        if wishes.schedule.deterministic_step(audits):
             require_cublas_workspace(device)
         if not parameters:
             raise ConfigurationError("The model has no parameter that requires a gradient: nothing to check.")

@@ -69,7 +69,7 @@ class Update:
     # -- before ----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The first forward of a step: watch it, with deterministic kernels if it is audited."""
+        """The first forward of a step: watch it, with the kernels that it is to run."""
         setup, ledger = self.setup, self.ledger
         self._judged, self._applies = False, True
         ledger.assurance.begin()
@@ -82,10 +82,7 @@ class Update:
         if due and not audit:
             ledger.audit_skipped(ledger.step + 1, setup.replay_off or "replay audits are off")
             self.rhythm.pace.audited(ledger.step + 1)
-        if audit and setup.schedule.deterministic:
-            self.determinism.enter()
-        else:
-            self.determinism.leave()
+        self.determinism.switch(setup.schedule.deterministic_step(audit))
         self.layers.begin(ledger.step + 1, self.depth, audit=due)
 
     def restart(self, step: int) -> None:
@@ -209,7 +206,7 @@ class Update:
         outcome: AuditPass | Sighting | ReplayOff | str
         deep = record.audit and not (nonfinite and self.examiner.only_finiteness(record.micro_batches))
         step, count = record.step, record.micro_batches
-        with deterministic():
+        with deterministic(self.setup.schedule.deterministic):
             if self.setup.replay_off is not None:
                 outcome = self.examiner.unexamined(step, self.setup.replay_off, nonfinite)
             elif record.obstacle is not None or record.batch is None:
@@ -259,7 +256,8 @@ class Update:
         self.rhythm.let_pass(sighting)
 
     def alarm(self, sighting: Sighting) -> NoReturn:
-        """Drop the gradients, tell, raise."""
+        """Drop the gradients, tell, raise; in deferred mode a step is in progress."""
+        self.determinism.leave()
         self.watch.end()
         self.drop_gradients()
         self.latch.trip(sighting, self.ledger, self.examiner.disputed)

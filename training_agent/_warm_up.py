@@ -8,7 +8,6 @@ is computed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -28,12 +27,13 @@ def warm_up(
     backward: Callable[[Any], None],
     *,
     strict: bool,
+    forced: bool = False,
 ) -> None:
     """Run a forward and backward and discard it: RNG, buffers and gradients are put back.
 
     DDP lays its buckets out anew after the first backward, so a resumed run would sum its first step in
     another order than the run it continues. With `strict`, an operator without a deterministic kernel shows
-    here, before the first update.
+    here, before the first update; `forced`: every step is to run those.
 
     Raises:
         ConfigurationError: an operator has no deterministic kernel.
@@ -47,7 +47,7 @@ def warm_up(
             put_aside(parameters),
             reducing(model),
             kept_rng(device),
-            deterministic() if strict else nullcontext(),
+            deterministic(strict, attention=forced),
         ):
             for _ in range(passes):
                 backward(forward())
@@ -55,8 +55,10 @@ def warm_up(
                     p.grad = None
     except RuntimeError as e:
         if "deterministic" in str(e):
+            what = "cannot train with kernels='forced'" if forced else "cannot be audited"
+            remedy = "kernels='default'" if forced else "audit_every=None"
             raise ConfigurationError(
-                f"The model cannot be audited: {e} Use another operator, or Schedule(audit_every=None)."
+                f"The model {what}: {e} Use another operator, or Schedule({remedy})."
             ) from e
         raise
     finally:

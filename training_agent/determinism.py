@@ -1,19 +1,21 @@
-"""Deterministic kernels for the steps that are audited, and only for those.
+"""Deterministic kernels for the steps that ask for them, see `kernels.Kernels`, and only for those.
 
-Comes in: nothing but torch's global switches. Goes out: the switches as they were. Next: `guard` turns it on
-before the forward of an audit step and off again before the update.
+Comes in: nothing but torch's global switches. Goes out: the switches as they were. Next: `_update` turns them
+on before the forward of a step and off again before its update.
 """
 
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from . import _attention
+from ._attention import Attention
 from .errors import ConfigurationError
 
 CUBLAS_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
@@ -68,56 +70,76 @@ def environment(device: torch.device) -> dict[str, object]:
     return facts
 
 
-class DeterministicMode:
-    """Strict deterministic algorithms, entered at one hook and left at another. Both are idempotent."""
+@dataclass(frozen=True, slots=True)
+class _Switches:
+    """What the user had set."""
 
-    def __init__(self) -> None:
-        self._before: tuple[str, bool, bool] | None = None
+    mode: str
+    fill: bool
+    benchmark: bool
+    attention: Attention
+
+
+class DeterministicMode:
+    """Strict deterministic algorithms, entered at one hook and left at another. Both are idempotent.
+
+    Warnings instead of errors would not do: torch then keeps a memory-efficient attention that is not
+    deterministic. With `attention` cuDNN's is off by its own switch, which travels with a micro-batch.
+    """
+
+    def __init__(self, *, attention: bool = False) -> None:
+        self._attention = attention
+        self._before: _Switches | None = None
 
     @property
     def on(self) -> bool:
         """Whether this object has switched the kernels."""
         return self._before is not None
 
+    def switch(self, on: bool) -> None:
+        """Enter or leave."""
+        if on:
+            self.enter()
+        else:
+            self.leave()
+
     def enter(self) -> None:
         """Switch on, remembering what the user had set."""
         if self._before is not None:
             return
-        fill = _FILLING.fill_uninitialized_memory
-        self._before = (
+        own = _attention.allowed()
+        self._before = _Switches(
             _DEBUG_MODES[torch.get_deterministic_debug_mode()],
-            fill,
+            _FILLING.fill_uninitialized_memory,
             torch.backends.cudnn.benchmark,
+            own,
         )
         # set_deterministic_debug_mode flips the same switch as use_deterministic_algorithms, which also
         # imports torch._inductor (about a second).
-        _set_strictness("error")
+        torch.set_deterministic_debug_mode("error")
         _FILLING.fill_uninitialized_memory = False  # one extra write of every new tensor
         torch.backends.cudnn.benchmark = False  # autotuning may pick another kernel on another GPU
+        if self._attention:
+            _attention.allow(_attention.reproducible(own))
 
     def leave(self) -> None:
         """Put the user's settings back."""
         if self._before is None:
             return
-        mode, fill, benchmark = self._before
-        self._before = None
-        _set_strictness(mode)
-        _FILLING.fill_uninitialized_memory = fill
-        torch.backends.cudnn.benchmark = benchmark
+        before, self._before = self._before, None
+        torch.set_deterministic_debug_mode(before.mode)
+        _FILLING.fill_uninitialized_memory = before.fill
+        torch.backends.cudnn.benchmark = before.benchmark
+        if self._attention:
+            _attention.allow(before.attention)
 
 
 @contextmanager
-def deterministic() -> Iterator[None]:
-    """Run a block with strict deterministic algorithms."""
-    mode = DeterministicMode()
-    mode.enter()
+def deterministic(on: bool = True, *, attention: bool = False) -> Iterator[None]:
+    """Run a block with strict deterministic algorithms, or `on=False` as it would run anyway."""
+    mode = DeterministicMode(attention=attention)
+    mode.switch(on)
     try:
         yield
     finally:
         mode.leave()
-
-
-def _set_strictness(mode: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls the switch a beta feature every time
-        torch.set_deterministic_debug_mode(mode)

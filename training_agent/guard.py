@@ -111,7 +111,7 @@ class Guard:
         self._setup = setup
         self._phase = Phase.TRAINING
         self._ledger = Ledger.begun(step, setup)
-        self._determinism = DeterministicMode()
+        self._determinism = DeterministicMode(attention=setup.schedule.forced)
         leaves, self._norms = local_gradients(setup, lambda: self._phase is Phase.TRAINING)
         self._replayer = Replayer(setup, leaves)
         self._latch = AlarmLatch(setup, self._replayer)
@@ -232,9 +232,9 @@ class Guard:
     def abandon(self) -> None:
         """Like `close` without a judgement, for a loop that failed: no collective."""
         self._farewell.cancel()
-        self._determinism.leave()
         self._watch.end()
         self._update.end()
+        self._determinism.leave()  # after whatever a block of the step in progress has switched inside it
         self._norms.remove()
         for hook in self._hooks:
             hook.remove()

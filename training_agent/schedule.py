@@ -8,8 +8,10 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from .errors import ConfigurationError
+from .kernels import Kernels
 
 LAYERS_FIRST = 10  # steps between layer audits under a budget, until one was measured
 
@@ -40,6 +42,8 @@ class Schedule:
     Layer audits (`layer_every`, `layer_budget`; off by default) compare one block of a step that has no
     whole audit, the next block each time.
 
+    `kernels="forced"` changes a run's bits (not its meaning): choose it at step 0 and keep it.
+
     Raises:
         ConfigurationError: an interval is not a positive whole number, or a flag is not a bool.
     """
@@ -51,7 +55,7 @@ class Schedule:
     check_on_checkpoint: bool = True
     partner: Partner = Partner.ROTATE
     optimizer_state: bool = True  # compared with the weights wherever a save may follow
-    deterministic: bool = True  # audits run deterministic kernels; False: default ones, forward only
+    kernels: Kernels = Kernels.SWITCHED  # or "forced", "default": see `training_agent.kernels`
     reduction: bool = False  # compare each step's sums of gradients before and after the all-reduce
     max_poisoned_steps: int | None = None  # outcome: no persistent fault is applied more often than this
     overhead_budget: float | None = None  # outcome: audits take this share of the time at most, 0.02 is 2 %
@@ -69,12 +73,9 @@ class Schedule:
         _flag("strict", self.strict)
         _flag("check_on_checkpoint", self.check_on_checkpoint)
         _flag("optimizer_state", self.optimizer_state)
-        _flag("deterministic", self.deterministic)
         _flag("reduction", self.reduction)
-        try:
-            object.__setattr__(self, "partner", Partner(self.partner))
-        except ValueError:
-            raise ConfigurationError(f"Schedule(partner={self.partner!r}): use 'rotate' or 'fixed'") from None
+        object.__setattr__(self, "partner", _one_of(Partner, "partner", self.partner))
+        object.__setattr__(self, "kernels", _one_of(Kernels, "kernels", self.kernels))
         if self.audit_every is None and (self.by_outcome or self.layered):
             raise ConfigurationError(
                 "Schedule(audit_every=None) switches audits off, max_poisoned_steps, overhead_budget, "
@@ -92,7 +93,7 @@ class Schedule:
         elif not self.strict:
             gaps.append("strict=False: a checkpoint can hold updates that no audit has passed")
         if self.audit_every is not None and not self.deterministic:
-            gaps.append("deterministic=False: finite faults of the backward are not caught")
+            gaps.append("kernels='default': finite faults of the backward are not caught")
         if not self.check_on_checkpoint:
             gaps.append("check_on_checkpoint=False: a checkpoint can hold weights that differ between ranks")
         if not self.optimizer_state:
@@ -114,6 +115,24 @@ class Schedule:
         """The rate of layer audits as a schedule of their own; with a budget it begins at `layer_every`."""
         first = LAYERS_FIRST if self.layer_every is None else self.layer_every
         return Schedule(first, ckpt_every=None, overhead_budget=self.layer_budget)
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether audits and replays run deterministic kernels."""
+        return self.kernels is not Kernels.DEFAULT
+
+    @property
+    def forced(self) -> bool:
+        """Whether every step does."""
+        return self.kernels is Kernels.FORCED
+
+    def deterministic_step(self, audit: bool) -> bool:
+        """Whether a step runs them, from its first forward to its update."""
+        return self.forced or (audit and self.deterministic)
+
+    def plain(self) -> dict[str, Any]:
+        """What a manifest says of it."""
+        return {"kernels": self.kernels.value, **{name: getattr(self, name) for name in _SAID}}
 
     def audit_due(self, step: int) -> bool:
         """Whether `step` is audited by replay."""
@@ -146,6 +165,9 @@ class Schedule:
         return _next(step, self.check_every, self.ckpt_every if self.check_on_checkpoint else None)
 
 
+_SAID = ("audit_every", "check_every", "max_poisoned_steps", "overhead_budget", "layer_every", "layer_budget")
+
+
 def _next(step: int, *intervals: int | None) -> int:
     return min(-(-step // every) * every for every in intervals if every is not None)
 
@@ -167,6 +189,14 @@ def _budget(name: str, value: object) -> None:
             f"Schedule({name}={value!r}) is no share of the time: give a number between 0 and 1, "
             "0.02 for 2 %, or None"
         )
+
+
+def _one_of(kinds: type[Enum], name: str, value: object) -> Enum:
+    try:
+        return kinds(value)
+    except ValueError:
+        names = ", ".join(repr(k.value) for k in kinds)
+        raise ConfigurationError(f"Schedule({name}={value!r}): use one of {names}") from None
 
 
 def _flag(name: str, value: object) -> None:

@@ -26,9 +26,11 @@ PLAIN, AGAIN, PUBLISHED, OURS = "plain", "plain again", "published", "ours"
 FORWARD, LAZY = "ours, forward audits", "ours, lazy naming"
 ANY_TIME = "ours, saves at any time"  # each weight check compares the optimizer's state as well
 REDUCTION, OUTCOME = "ours, checksum of the reduction", "ours, rate by outcome"
+FORCED = "ours, kernels forced on every step"
 OPTIONS: dict[str, dict[str, Any]] = {  # what their schedules ask for beside the usual
     REDUCTION: {"reduction": True},  # nearly all of its rounds still measure the noise: no cheaper
     OUTCOME: {"max_poisoned_steps": AUDIT_EVERY - 1},
+    FORCED: {"kernels": "forced"},
 }
 GROUPS = {
     "schedules": (PLAIN, AGAIN, PUBLISHED, OURS, FORWARD, LAZY, ANY_TIME),
@@ -81,8 +83,8 @@ class Subject:
     def _attach(self) -> None:
         # Saves are rare, as by default: where one may follow, a check compares optimizer state as well.
         saves = None if self.name == ANY_TIME else NO_SAVE
-        options = OPTIONS.get(self.name, {})
-        schedule = Schedule(AUDIT_EVERY, CHECK_EVERY, saves, deterministic=self.name != FORWARD, **options)
+        options = {"kernels": "default"} if self.name == FORWARD else OPTIONS.get(self.name, {})
+        schedule = Schedule(AUDIT_EVERY, CHECK_EVERY, saves, **options)
         if self.name == PUBLISHED:
             self.guard = PublishedGuard(
                 self.ddp, self.optimizer, compute_loss, lambda s, r: (self.batch(s, r),), schedule, 1

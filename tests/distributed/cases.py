@@ -158,7 +158,11 @@ CASES: dict[str, Case] = {
     "scaler, fused, deferred": Case(step=loops.scaled, scaler=2.0**12, optimizers=fused, options=_DEFERRED),
     "fp16 autocast, scaler": Case(step=loops.half, scaler=2.0**4),
     "fp16 autocast, scaler, fused": Case(step=loops.half, scaler=2.0**4, optimizers=fused),
-    "forward-only audits": Case(schedule=_schedule(deterministic=False)),
+    "forward-only audits": Case(schedule=_schedule(kernels="default")),
+    "forced kernels": Case(schedule=_schedule(kernels="forced")),
+    "forced kernels, deferred": Case(
+        optimizers=fused, options=_DEFERRED, schedule=_schedule(kernels="forced")
+    ),
     "by outcome": Case(schedule=_by_outcome()),
     "by outcome, deferred": Case(schedule=_by_outcome(), optimizers=fused, options=_DEFERRED),
     "fixed partners": Case(schedule=_schedule(partner="fixed")),

@@ -248,7 +248,7 @@ def short(mesh: Any, bad: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def long(mesh: Any, bad: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rest of the kinds."""
-    loose = Schedule(2, 2, 2, deterministic=False)
+    loose = Schedule(2, 2, 2, kernels="default")
     yield from both(mesh, "module", whole_loss=False)
     yield from both(mesh, "forward-only audits", schedule=loose)
     once = Job(mesh, whole_loss=False)

@@ -283,10 +283,15 @@ def main(out: Path, compiled: str = "") -> None:
     """Run what is not compiled, or of the compiled runs those whose name begins with `compiled`."""
     warnings.simplefilter("ignore", ScheduleWarning)
     torch.set_num_threads(1)
+    every = compiled_scenarios if compiled else scenarios
+    run_all(out, lambda rank: {n: run for n, run in every(rank).items() if re.match(compiled, n)})
+
+
+def run_all(out: Path, scenarios_of: Callable[[int], dict[str, Callable[[], dict[str, Any]]]]) -> None:
+    """One rank's life: each scenario in turn, and what it ended with."""
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", timeout=timedelta(seconds=90))
-    runs = compiled_scenarios(rank) if compiled else scenarios(rank)
-    results = {name: run() for name, run in runs.items() if re.match(compiled, name)}
+    results = {name: run() for name, run in scenarios_of(rank).items()}
     (out / f"{rank}.json").write_text(json.dumps(results, default=str))
     dist.destroy_process_group()
 

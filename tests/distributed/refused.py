@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch.optim import Optimizer
 from tests.distributed import loops, models
 from tests.distributed.cases import Case
 from tests.distributed.loops import Loop
+from training_agent import Schedule
+from training_agent.schedule import ScheduleWarning
 
 
 class SAM(torch.optim.SGD):
@@ -75,6 +78,12 @@ def under_anomaly_mode(loop: Loop, step: int) -> None:
         loops.plain_step(loop, step)
 
 
+def _forced_without_audits() -> Schedule:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScheduleWarning)
+        return Schedule(None, 2, None, kernels="forced")  # type: ignore[arg-type]
+
+
 def sgd(kind: type[torch.optim.SGD]) -> Callable[[nn.Module], list[Optimizer]]:
     return lambda model: [kind(model.parameters(), lr=0.1)]
 
@@ -97,6 +106,10 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "no deterministic kernel": (
         Case(Putting),
         "The model cannot be audited: put_ does not have a deterministic",
+    ),
+    "no deterministic kernel, forced": (
+        Case(Putting, schedule=_forced_without_audits()),
+        "The model cannot train with kernels='forced': put_ does not have a deterministic",
     ),
     "retry without compute_loss": (
         Case(loss=None, options={"policy": "retry"}),

@@ -30,7 +30,7 @@ SNAPSHOTS = (19, 21, 29, 30)
 PHASES = {"everywhere": faults.EVERYWHERE, "step": faults.STEP_ONLY, "replays": faults.REPLAYS}
 FEATURES = {
     "deferred": "mode" in inspect.signature(attach).parameters,
-    "forward-only": "deterministic" in inspect.signature(Schedule).parameters,
+    "forward-only": "kernels" in inspect.signature(Schedule).parameters,
 }
 
 
@@ -224,7 +224,9 @@ class MatrixJob:
             out.passes[str(step)] = [manifest["last_audit_pass"], manifest["last_weight_check_pass"]]
 
     def _schedule(self, values: dict[str, Any], partner: str) -> Schedule:
-        known = {k: v for k, v in values.items() if k != "deterministic" or FEATURES["forward-only"]}
+        known = {k: v for k, v in values.items() if k != "deterministic"}
+        if FEATURES["forward-only"]:
+            known["kernels"] = "switched" if values.get("deterministic", True) else "default"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ScheduleWarning)
             return Schedule(**known, partner=partner)  # type: ignore[arg-type]

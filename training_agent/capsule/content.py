@@ -46,6 +46,7 @@ class Facts:
     environment: dict[str, str]  # switches and devices that change bits
     weights: dict[str, str]  # digest of each parameter before the update of `step`
     device: str  # "cpu" or "cuda"
+    deterministic: bool = True  # kernels of the job's replays
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,11 +84,12 @@ def replay(capsule: Capsule, subject: Subject, repeat: int, reference: Reference
     """
     _require_same_model(capsule, subject)
     if subject.device.type == "cuda":
-        require_cublas_workspace(subject.device)
+        if capsule.facts.deterministic:
+            require_cublas_workspace(subject.device)
     else:
         _use_threads(capsule.facts.environment.get("threads", ""))
     weights = weight_digests(dict(subject.model.named_parameters()))
-    with deterministic():
+    with deterministic(capsule.facts.deterministic):
         here = {name: str(fact) for name, fact in environment(subject.device).items()} | versions()
         found = [_once(capsule, subject) for _ in range(repeat)]
     summary = hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest()

@@ -42,6 +42,7 @@ class Exhibit:
     original: Evidence
     read: tuple[bool, ...]  # see `Facts.read`
     compiled: bool
+    deterministic: bool = True  # kernels of the job's replays
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ def _bytes(
     device: torch.device,
 ) -> bytes:
     rank, limit = scene.place.rank, settings.capsule_bytes
-    with deterministic():  # as replays run
+    with deterministic(exhibit.deterministic):
         switches = {name: str(fact) for name, fact in environment(device).items()}
     contest = contest_of(rank, scene.contests)
     facts = Facts(
@@ -170,6 +171,7 @@ def _bytes(
         environment=switches,
         weights=weight_digests(dict(weights)),
         device=device.type,
+        deterministic=exhibit.deterministic,
     )
     state = {name: p.detach() for name, p in weights.items()}
     size = sum(p.numel() * p.element_size() for p in state.values())

@@ -150,6 +150,7 @@ class Alarm:
     notes: tuple[str, ...] = ()  # what was not checked, and why: one sentence each
     capsules: tuple[CapsuleRef, ...] = ()  # one per named rank, where a micro-batch was contested
     group: str = ""  # which guard of the job raised it; empty: the first one over all ranks, or before 1.1
+    kernels: str = ""  # "switched", "forced", "default", as in `training_agent.kernels`; "" from older agents
     schema_version: str = SCHEMA_VERSION
 
     @property

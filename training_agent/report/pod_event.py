@@ -132,6 +132,7 @@ def _event(alarm: Alarm, settings: AgentSettings, pod: str, uid: str | None) -> 
     text = (
         f"SDC check {alarm.check.value} at step {alarm.step} of job {alarm.job.name} {who}; suspect window "
         f"{first} to {last}; alarm {delivery_key(alarm)}, attempt {alarm.job.attempt}"
+        + (f"; kernels {alarm.kernels}" if alarm.kernels else "")
     )
     moment = alarm.time.partition(".")[0].removesuffix("Z") + "Z"  # metav1.Time has whole seconds
     namespace = alarm.job.namespace

@@ -65,7 +65,9 @@ def computed(model: nn.Module, capture: Capture) -> Evidence:
         return recompute(alone, compute_loss, capture, Depth.BITS, CPU)
 
 
-def sealed(folder: Path, given: Any = None, *, compiled: bool = False, **changes: Any) -> Sealed | None:
+def sealed(
+    folder: Path, given: Any = None, *, compiled: bool = False, deterministic_job: bool = True, **changes: Any
+) -> Sealed | None:
     """The capsule of an alarm that names rank 3, against the majority of two others."""
     model, shown = exhibit(given)
     right = shown.original.short()
@@ -77,7 +79,14 @@ def sealed(folder: Path, given: Any = None, *, compiled: bool = False, **changes
         cluster="demo", job=Job("llama", "uid"), node=PLACE.node, shared_dir=folder, **changes
     )
     weights = dict(model.named_parameters())
-    return seal(scene, replace(shown, compiled=compiled), weights, weights, settings, CPU)
+    return seal(
+        scene,
+        replace(shown, compiled=compiled, deterministic=deterministic_job),
+        weights,
+        weights,
+        settings,
+        CPU,
+    )
 
 
 def write(capsule: Sealed) -> None:

@@ -77,6 +77,24 @@ def test_a_start_from_a_checkpoint_goes_on_counting_and_what_an_alarm_threw_away
     assert got["seconds"]["plain"][0] == 17 + 18 - 1  # the first step of each start
 
 
+def test_audits_with_the_kernels_of_every_step_are_counted_over_starts_that_had_others(
+    clock: list[float],
+) -> None:
+    before = start()
+    run(before, clock, 1, 20)
+    older = manifest(before, 20)
+    del older["assurance"]["audits_forced"]  # as the first manifests have it
+    after = Assurance.begun(20, WORLD, [], forced=True)
+    after.resume(older)
+    run(after, clock, 21, 50)
+    got = after.plain(50)
+    assert (got["audits"], got["audits_forced"]) == (5, 3)
+    again = start()
+    again.resume(manifest(after, 50))
+    run(again, clock, 51, 60)
+    assert (again.plain(60)["audits"], again.plain(60)["audits_forced"]) == (6, 3)
+
+
 def test_a_gap_reaches_over_a_restart(clock: list[float]) -> None:
     before = start()
     run(before, clock, 1, 10)

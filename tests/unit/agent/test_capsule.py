@@ -175,6 +175,19 @@ def test_a_wrong_layer_gives_other_bits_and_says_where(tmp_path: Path) -> None:
     assert {"loss", "0.weight"} <= set(outcome.repeats[0].differs_in)
 
 
+@pytest.mark.parametrize("of_job", [True, False], ids=["deterministic", "default"])
+def test_it_is_computed_with_the_kernels_of_the_jobs_replays(of_job: bool, tmp_path: Path) -> None:
+    seen = []
+
+    def watch(model: Any) -> None:
+        model[2].register_forward_pre_hook(
+            lambda *_: seen.append(torch.are_deterministic_algorithms_enabled())
+        )
+
+    outcome = outcome_of(tmp_path, watch, deterministic_job=of_job)
+    assert outcome.answer is Answer.EQUAL and seen == [of_job] * 2
+
+
 def test_what_a_compiler_computed_is_compared_with_nothing(tmp_path: Path) -> None:
     assert outcome_of(tmp_path, compiled=True).answer is Answer.UNDECIDED
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from training_agent import _attention
+from training_agent._attention import Attention
 from training_agent.determinism import DeterministicMode, deterministic, require_cublas_workspace
 from training_agent.errors import ConfigurationError
 
@@ -30,6 +33,47 @@ def test_the_block_is_strict_and_the_users_switches_come_back() -> None:
         assert switches() == before
     finally:
         torch.backends.cudnn.benchmark = False
+
+
+@pytest.mark.parametrize(
+    ("own", "forced"),
+    [
+        ((True, True, True, True), (True, True, True, False)),
+        ((False, True, False, True), (False, True, False, False)),
+        ((False, False, False, True), (True, True, True, False)),  # cuDNN's alone: the others take its place
+    ],
+)
+def test_forced_kernels_have_one_choice_of_attention_and_the_users_comes_back(
+    own: Attention, forced: Attention
+) -> None:
+    before = _attention.allowed()
+    _attention.allow(own)
+    try:
+        with deterministic(attention=True):
+            assert _attention.allowed() == forced
+            assert switches()[0], "and the rest is strict as well"
+        assert _attention.allowed() == own
+        with deterministic():
+            assert _attention.allowed() == own, "a switched audit leaves it to torch"
+    finally:
+        _attention.allow(before)
+
+
+def test_switched_off_it_changes_nothing() -> None:
+    before = switches()
+    with deterministic(False, attention=True):
+        assert switches() == before
+
+
+def test_switching_repeats_no_warning_of_the_users() -> None:
+    said = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):  # forced kernels switch at every step
+            with deterministic(attention=True):
+                warnings.warn("once", stacklevel=1)
+        said += [str(w.message) for w in caught]
+    assert said == ["once"]
 
 
 def test_entering_twice_does_not_forget_what_the_user_had() -> None:

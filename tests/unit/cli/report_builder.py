@@ -35,7 +35,7 @@ def manifest(step: int, every: int = 100, **changes: Any) -> dict[str, Any]:
         "last_audit_pass": step, "last_weight_check_pass": step, "last_optimizer_state_pass": step,
         "passed_at_this_step": ["replay", "weights", "optimizer state"], "loss_audited": True,
         "job": {"name": builder.JOB.name, "uid": builder.JOB.uid},
-        "schedule": {"audit_every": every, "check_every": 10, "deterministic": True},
+        "schedule": {"audit_every": every, "check_every": 10, "kernels": "switched"},
         "assurance": {
             "gpu_steps": RANKS * step, "gpu_steps_audited": RANKS * audits, "audits": audits,
             "audits_skipped": 0, "weight_checks": checks + 1,

@@ -22,6 +22,7 @@ from training_agent.cli.report.incidents import record
 from training_agent.cli.report.run import Run, figures, read
 from training_agent.cli.screen import Screen
 from training_agent.contract import delivery_key
+from training_agent.kernels import Kernels
 
 from .fakes import FakeAws
 from .histories import entered, exited
@@ -130,6 +131,33 @@ def test_audits_by_outcome_are_told_as_what_was_asked_for() -> None:
     assert found is not None
     said = claims.audited(found)
     assert "As often as the outcome asked for (at most 49 poisoned steps, at most 2.0 % of the time)" in said
+
+
+OTHER_KERNELS = "a fault that only the kernels of other steps show is not seen"
+
+
+def with_forced(audits: int) -> dict[str, Any]:
+    """Twenty audits, so many of them with the kernels of every step."""
+    made = manifest(2000)
+    plan, counted = made["schedule"] | {"kernels": "forced"}, made["assurance"] | {"audits_forced": audits}
+    return made | {"schedule": plan, "assurance": counted}
+
+
+@pytest.mark.parametrize(("forced", "said"), [(20, ""), (5, "5 of the audits ran the kernels of every step")])
+def test_the_report_says_which_kernels_were_audited(forced: int, said: str, tmp_path: Path) -> None:
+    save(tmp_path, 2000, with_forced(forced))
+    run = read(tmp_path)
+    assert run.figures is not None
+    text = claims.audited(run.figures)
+    assert "with the kernels of every step" in text and said in text
+    html = page.render(run, (), "", NOW)
+    assert (OTHER_KERNELS in html) is (forced < 20), "a limit of the audits that ran others"
+
+
+@pytest.mark.parametrize("kernels", list(Kernels))
+def test_an_alarm_is_shown_with_its_kernels(kernels: Kernels, tmp_path: Path) -> None:
+    run = read(run_folder(tmp_path, replace(raised(), kernels=kernels.value)))
+    assert f"<dt>Audited kernels</dt><dd>{kernels.audited}</dd>" in page.render(run, (), "", NOW)
 
 
 def test_manifests_without_figures_lead_to_no_claims(tmp_path: Path) -> None:

@@ -83,6 +83,13 @@ def test_an_alarm_without_a_name_is_told_on_the_own_pod(tmp_path: Path) -> None:
     assert event["involvedObject"]["name"] == "worker-0" and "names no pod" in event["message"]
 
 
+def test_the_event_says_which_kernels_were_audited(tmp_path: Path) -> None:
+    (event, _) = events_of(of_pods(kernels="forced"), settings(tmp_path))
+    assert event["message"].endswith("; kernels forced")
+    (event, _) = events_of(of_pods(), settings(tmp_path))  # an older agent's
+    assert "kernels" not in event["message"]
+
+
 @pytest.mark.parametrize("trouble", ["no right", "no token", "unreachable", "another authority"])
 def test_trouble_with_the_api_server_is_one_warning_and_costs_the_alarm_nothing(
     trouble: str, kubernetes: LocalKubernetes, tmp_path: Path, capsys: pytest.CaptureFixture[str],

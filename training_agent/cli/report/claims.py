@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from ...kernels import Kernels, kernels_in
 from ..screen import duration
 from .incidents import Record
 from .run import Figures, Run
@@ -141,18 +142,30 @@ def what_follows(f: Figures, alarms: int) -> list[Claim]:
 def audited(f: Figures) -> str:
     """What was audited, and how."""
     often = _often(f.schedule)
-    how = (
-        "with deterministic kernels, and compared loss, outputs and every local gradient"
-        if f.deterministic
-        else "with its default kernels, forward only, and compared loss and outputs"
-    )
+    how = _HOW[f.kernels]
+    mixed = 0 < f.audits_forced < f.audits
+    some = f" {count(f.audits_forced)} of the audits ran the kernels of every step." if mixed else ""
     loss = "" if f.loss_audited or not f.audits else " The loss function itself was not audited."
     return (
         f"{count(f.gpu_steps)} GPU-steps were applied from step {count(f.since_step)} to {count(f.step)}, on "
         f"{f.world_size} GPUs, in {f.starts} start{'s' * (f.starts > 1)}. "
         + (f"{often}, and at checkpoints, each" if often else "When asked for, each")
-        + f" GPU computed the micro-batch of a peer again, {how}, bit by bit.{loss}"
+        + f" GPU computed the micro-batch of a peer again, {how}, bit by bit.{some}{loss}"
     )
+
+
+def kernels(name: str) -> str:
+    """Which kernels audits exercise, by the name that an alarm has."""
+    found = kernels_in({"kernels": name})
+    return name if found is None else found.audited
+
+
+_GRADIENTS = "and compared loss, outputs and every local gradient"
+_HOW = {
+    Kernels.SWITCHED: f"with deterministic kernels, which audited steps alone run, {_GRADIENTS}",
+    Kernels.FORCED: f"with the kernels of every step, {_GRADIENTS}",
+    Kernels.DEFAULT: "with its default kernels, forward only, and compared loss and outputs",
+}
 
 
 def _often(schedule: Mapping[str, Any]) -> str:

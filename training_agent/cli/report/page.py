@@ -21,14 +21,17 @@ from ..screen import duration
 from . import claims, drawing
 from .claims import count, end, percent, when
 from .incidents import Record
-from .run import Run
+from .run import Figures, Run
 
 HERE = Path(__file__).parent
+OTHER_KERNELS = (
+    "Audits run deterministic kernels: a fault that only the kernels of other steps show is not seen."
+)
 LIMITS = (
     "A check that passed is a record of that step; it does not prove that a saved state is clean.",
     "A one-off finite fault on a step that was not audited is not seen by replays.",
     "A finite fault inside the all-reduce that is the same on all ranks is not seen.",
-    "Audits run deterministic kernels: a fault that only the kernels of other steps show is not seen.",
+    OTHER_KERNELS,
     "Counts follow the state from checkpoint to checkpoint: steps after the last one are in none of them.",
 )
 
@@ -69,10 +72,15 @@ def render(run: Run | None, records: Sequence[Record], missing: str, made_at: da
         picture=drawing.timeline(run) if run else None,
         told=told,
         alarms=tuple(_seen(a, f"alarm-{i}") for i, a in enumerate(alone)),
-        limits=LIMITS if run else LIMITS[:1],
+        limits=_limits(shown) if run else LIMITS[:1],
         missing=missing,
         made_at=made_at,
     )
+
+
+def _limits(figures: Figures | None) -> tuple[str, ...]:
+    forced = figures is not None and 0 < figures.audits == figures.audits_forced
+    return tuple(text for text in LIMITS if not (forced and text == OTHER_KERNELS))
 
 
 def _told(record: Record) -> Told:
@@ -106,4 +114,4 @@ _environment = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_environment.filters.update(count=count, when=when, took=duration, percent=percent)
+_environment.filters.update(count=count, when=when, took=duration, percent=percent, audited=claims.kernels)

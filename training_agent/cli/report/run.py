@@ -16,6 +16,7 @@ from ...checkpoint import CheckpointStore
 from ...checkpoint_folder import MANIFEST, CheckpointInfo
 from ...contract import Alarm
 from ...integrations._sealed import SUFFIX, SealedCheckpoints
+from ...kernels import Kernels, kernels_in
 from ...spool import Spool
 from ..failures import CannotAskError, NotFoundError
 from . import bounds
@@ -55,7 +56,8 @@ class Figures:
     longest_gap: int | None  # steps in which a persistent fault could have lived; None: no audit passed
     since_last_audit: int | None
     loss_audited: bool
-    deterministic: bool
+    kernels: Kernels
+    audits_forced: int  # of the audits: with the kernels of every step
     schedule: Mapping[str, Any]
     overhead: bounds.Overhead | None
     alarms_at_most: float | None  # per audited step, at 95 %: no more alarms than that, true or false
@@ -130,7 +132,8 @@ def figures(manifest: Mapping[str, Any], alarms: int) -> Figures | None:
         longest_gap=int(counted["longest_gap"]) if audits else None,
         since_last_audit=step - int(last) if last is not None else None,
         loss_audited=bool(manifest.get("loss_audited")),
-        deterministic=bool(plan.get("deterministic", True)),
+        kernels=kernels_in(plan) or Kernels.SWITCHED,
+        audits_forced=int(counted.get("audits_forced", 0)),
         schedule=plan,
         overhead=bounds.overhead(counted.get("seconds") or {}),
         alarms_at_most=bounds.at_most(alarms, audits + alarms),
