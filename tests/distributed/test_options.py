@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.conftest import launch
-from tests.distributed.pace_cases import SPIKE_AT
+from tests.distributed.pace_cases import SPIKE_AT, STEPS
 from training_agent.contract import Alarm, Check, decode
 from training_agent.kernels import Kernels
 
