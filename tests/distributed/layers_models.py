@@ -267,7 +267,7 @@ HEALTHY = {
     "BatchNorm": Kind(lambda: Decoder(Bottleneck)),
     "tied": Kind(Tied),
     "without compute_loss": Kind(with_loss=False),
-    "forward only": Kind(schedule={"deterministic": False}),
+    "forward only": Kind(schedule={"kernels": "default"}),
     "deferred": Kind(fused=True, attach={"mode": "deferred"}),
     "whole audits between": Kind(schedule={"audit_every": 3}, steps=8),
     "budget": Kind(schedule={"layer_every": None, "layer_budget": 0.9}, steps=24),
