@@ -95,32 +95,26 @@ class Comm:
         return torch.equal(both[: flat.numel()], ~both[flat.numel() :])
 
     def swap(self, parcel: Parcel, to: int, source: int) -> Parcel:
-        """Send a parcel to one peer and receive one from another: sizes first, then header and payload."""
-        header = parcel.header_tensor(self.device)
-        sizes = self._swap(
-            torch.tensor([header.numel(), parcel.payload.numel()], device=self.device), 2, to, source
-        )
-        header_bytes, payload_bytes = (int(n) for n in sizes.tolist())
-        body = self._swap(torch.cat([parcel.payload, header]), header_bytes + payload_bytes, to, source)
-        return Parcel.of(body, payload_bytes)
+        """Send a parcel to one peer and receive one from another: sizes first, then the body."""
+        own = torch.tensor([parcel.body.numel(), parcel.payload_bytes], device=self.device)
+        nbytes, payload_bytes = (int(n) for n in self._swap(own, 2, to, source).tolist())
+        return Parcel(self._swap(parcel.body, nbytes, to, source), payload_bytes)
 
     def broadcast(self, parcel: Parcel | None, source: int) -> Parcel:
         """Give the parcel of `source` to everybody; other ranks pass None."""
         sizes = torch.zeros(2, dtype=torch.int64, device=self.device)
         if parcel is not None:
-            header = parcel.header_tensor(self.device)
-            sizes = torch.tensor([header.numel(), parcel.payload.numel()], device=self.device)
+            sizes = torch.tensor([parcel.body.numel(), parcel.payload_bytes], device=self.device)
         doing = f"sharing the micro-batch of rank {source}"
         with self.peers(doing):
             dist.broadcast(sizes, source, group=self.group)
-            header_bytes, payload_bytes = (int(n) for n in sizes.tolist())
+            nbytes, payload_bytes = (int(n) for n in sizes.tolist())
         if parcel is None:
-            body = torch.empty(header_bytes + payload_bytes, dtype=torch.uint8, device=self.device)
-        else:
-            body = torch.cat([parcel.payload, header])
+            room = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+            parcel = Parcel(room, payload_bytes)
         with self.peers(doing):
-            dist.broadcast(body, source, group=self.group)
-        return Parcel.of(body, payload_bytes)
+            dist.broadcast(parcel.body, source, group=self.group)
+        return parcel
 
     def gather(self, value: Any) -> list[Any]:
         """Collect one small picklable value per rank; for start-up and alarms, not for the healthy path.

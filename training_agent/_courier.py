@@ -17,13 +17,13 @@ from torch import Tensor
 
 from ._capture import Capture
 from ._comm import Comm, Flight
-from ._packing import PACK_ERRORS, Parcel, pack
+from ._packing import PACK_ERRORS, Parcel, take_apart
 
 SMALL = 1 << 16  # bytes; a parcel of this size costs nothing at the replay
 LARGE = 1 << 28  # of memory twice, for a letter sent and one received; above it parcels go at the replay
 TAG = 0x5DC1  # gloo matches by it: a user's own messages between the same ranks are others
 _DOING = "receiving a micro-batch that was sent ahead"
-_HEAD = 64  # bytes in front of the payload, which keeps its alignment: both lengths
+_HEAD = 64  # bytes in front of the parcel, which keeps its alignment: its length and that of its tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ class Courier:
         if self._owed is None:
             return
         route, self._owed = self._owed, None
-        letter = torch.zeros(self._room, dtype=torch.uint8, device=self._comm.device)
+        letter = torch.empty(self._room, dtype=torch.uint8, device=self._comm.device)
+        letter[:_HEAD] = 0
         nbytes = 0 if capture is None else self._write(letter, capture)
         held = capture if nbytes else None
         self._sent = _Sent(held, nbytes, self._comm.start_swap(letter, self._room, *route, tag=TAG))
@@ -110,17 +111,15 @@ class Courier:
 
     def _write(self, letter: Tensor, capture: Capture) -> int:
         try:
-            parcel = pack(capture, self._comm.device)
+            load = take_apart(capture, self._comm.device)
         except PACK_ERRORS:
             return 0  # the replay packs it again and says so
-        payload, header = parcel.payload.numel(), len(parcel.header)
-        if payload + header > letter.numel() - _HEAD:
+        if load.nbytes > letter.numel() - _HEAD:
             return 0
-        letter[:16].view(torch.int64).copy_(torch.tensor([payload, header]))
-        letter[_HEAD : _HEAD + payload] = parcel.payload
-        letter[_HEAD + payload : _HEAD + payload + header] = parcel.header_tensor(letter.device)
-        return payload + header
+        payload = load.into(letter[_HEAD:]).payload_bytes
+        letter[:16].view(torch.int64).copy_(torch.tensor([load.nbytes, payload]))
+        return load.nbytes
 
     def _read(self, letter: Tensor) -> Parcel | None:
-        payload, header = (int(n) for n in letter[:16].view(torch.int64).tolist())
-        return Parcel.of(letter[_HEAD : _HEAD + payload + header], payload) if header else None
+        nbytes, payload = (int(n) for n in letter[:16].view(torch.int64).tolist())
+        return Parcel(letter[_HEAD : _HEAD + nbytes], payload) if nbytes else None

@@ -21,31 +21,57 @@ PACK_ERRORS = (Exception,)  # a user's class may raise anything when it is pickl
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """What goes over the wire: a pickled skeleton and the tensors' bytes (1-D uint8)."""
+    """What goes over the wire, 1-D uint8: the tensors' bytes, first for their alignment, then a skeleton."""
+
+    body: Tensor
+    payload_bytes: int
+
+    @property
+    def payload(self) -> Tensor:
+        """The tensors' bytes, without a copy."""
+        return self.body[: self.payload_bytes]
+
+    @property
+    def header(self) -> bytes:
+        """The pickled skeleton."""
+        return bytes(self.body[self.payload_bytes :].cpu().numpy().tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A value taken apart: its bytes have one place yet to go to, so that they are copied once."""
 
     header: bytes
-    payload: Tensor
+    tensors: TensorBytes
 
-    @classmethod
-    def of(cls, body: Tensor, payload_bytes: int) -> Parcel:
-        """From one run of bytes, payload first: it keeps its alignment."""
-        return cls(bytes(body[payload_bytes:].cpu().numpy().tobytes()), body[:payload_bytes])
+    @property
+    def nbytes(self) -> int:
+        """What it needs."""
+        return self.tensors.nbytes + len(self.header)
 
-    def header_tensor(self, device: torch.device) -> Tensor:
-        """The header as uint8."""
-        return torch.frombuffer(bytearray(self.header), dtype=torch.uint8).to(device)
+    def into(self, room: Tensor) -> Parcel:
+        """Write it to the front of `room`, 1-D uint8 of `nbytes` or more."""
+        parcel = Parcel(room[: self.nbytes], self.tensors.nbytes)
+        self.tensors.write(parcel.payload)
+        parcel.body[parcel.payload_bytes :] = torch.frombuffer(bytearray(self.header), dtype=torch.uint8)
+        return parcel
 
 
-def pack(value: Any, device: torch.device) -> Parcel:
-    """Turn `value` into a parcel whose payload lies on `device`.
+def take_apart(value: Any, device: torch.device) -> Load:
+    """Find the tensors in `value`, for a parcel that lies on `device`.
 
     Raises:
         Exception: something in `value` cannot be pickled.
     """
     pickler = _Pickler(device)
     pickler.dump(value)
-    header = pickle.dumps((pickler.stream.getvalue(), pickler.tensors.layouts))
-    return Parcel(header, pickler.tensors.payload)
+    return Load(pickle.dumps((pickler.stream.getvalue(), pickler.tensors.layouts)), pickler.tensors)
+
+
+def pack(value: Any, device: torch.device) -> Parcel:
+    """Turn `value` into a parcel on `device`; see `take_apart` for errors."""
+    load = take_apart(value, device)
+    return load.into(torch.empty(load.nbytes, dtype=torch.uint8, device=device))
 
 
 def unpack(parcel: Parcel, device: torch.device) -> Any:

@@ -108,7 +108,7 @@ class Ring:
         except PACK_ERRORS as e:
             problem = f"rank {comm.rank} cannot send its batch: {e}"
             parcel = pack(None, comm.device)
-        nbytes += len(parcel.header) + parcel.payload.numel()
+        nbytes += parcel.body.numel()
         content, trouble = self._opened(comm.swap(parcel, to=replayer, source=target), letter, target)
         problem = problem or trouble
         if self._together and comm.total([bool(problem)])[0]:  # all compute, or none

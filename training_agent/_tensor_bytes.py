@@ -48,9 +48,21 @@ class TensorBytes:
         return self._seen[id(tensor)]
 
     @property
+    def nbytes(self) -> int:
+        """Of the payload."""
+        return self._length
+
+    @property
     def payload(self) -> Tensor:
         """All bytes, 1-D uint8 on the device."""
-        return torch.cat(self._pieces or [torch.empty(0, dtype=torch.uint8, device=self._device)])
+        room = torch.empty(self._length, dtype=torch.uint8, device=self._device)
+        self.write(room)
+        return room
+
+    def write(self, room: Tensor) -> None:
+        """All bytes into `room`, 1-D uint8 of exactly `nbytes`, on the device."""
+        if self._pieces:
+            torch.cat(self._pieces, out=room)
 
     def _append(self, tensor: Tensor) -> None:
         plain = tensor.detach().resolve_conj().resolve_neg()

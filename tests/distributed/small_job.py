@@ -103,11 +103,14 @@ def main(mode: str, one: int) -> None:
     nan_on = one if deferred or strict or scaled else None
     train(guard, ddp, optimizer, nan_on, strict=strict, scaled=scaled)
     sys.stdout.write(f"done at {guard.step} {guard.manifest()['audits_skipped']}\n")
-    if mode == "deferred, not closed":
-        return
-    if mode.endswith("others gone"):
-        if rank != one:
-            os._exit(0)
+    end(guard, mode, first=rank != one)
+
+
+def end(guard: Guard, mode: str, first: bool) -> None:
+    """As a loop does, or without closing, or this rank `first` and without a word."""
+    if first and mode.endswith("others gone"):
+        os._exit(0)
+    if mode.endswith(("not closed", "others gone")):
         return
     if mode != "deferred, group destroyed first":
         guard.close()

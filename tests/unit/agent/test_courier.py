@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.unit.agent.test_guard_replay_memory import SLACK, peak
 from training_agent._capture import Capture, Unit, take
+from training_agent._comm import Comm
 from training_agent._courier import LARGE, SMALL, Courier
 from training_agent._leaves import ParameterLeaves
-from training_agent._packing import pack, unpack
+from training_agent._packing import Parcel, pack, unpack
 from training_agent._ring import Ring
 from training_agent._watch import StepWatch
 from training_agent.checks.nonfinite import GradientNorms
@@ -105,6 +107,27 @@ def test_what_is_missing_or_does_not_fit_is_an_empty_letter(content: Capture | N
     assert len(post.sent) == 1
     assert content is None or not ours.carried(content)
     assert ours.received() is None
+
+
+def test_a_letter_is_the_only_memory_that_sending_ahead_takes() -> None:
+    """A parcel that is packed first, and copied into the letter then, would be it once more."""
+    elements = 1_000_000
+    ours, post = courier(room=4 * elements + SMALL)
+    mine = capture(elements)
+    ours.expect(1, 2)
+    taken = peak(lambda: ours.send(mine))
+    assert ours.carried(mine) > 4 * elements
+    assert taken <= post.sent[0].numel() + SLACK
+
+
+def test_a_parcel_is_made_once_and_travels_as_it_is() -> None:
+    mine, elements = capture(1_000_000), 1_000_000
+    parcels: list[Parcel] = []
+    assert peak(lambda: parcels.append(pack(mine, CPU))) <= 4 * elements + SLACK
+    (parcel,) = parcels
+    line: Any = SimpleNamespace(device=CPU, _swap=lambda body, nbytes, to, source: body)
+    assert peak(lambda: parcels.append(Comm.swap(line, parcel, 1, 2))) <= SLACK
+    assert torch.equal(unpack(parcels[1], CPU).args[0], mine.args[0])
 
 
 class Unsendable:
