@@ -44,7 +44,7 @@ class Use:
 
     alarms: int = 23
     metrics_of_the_pipeline: int = 12  # of a quiet reconciler
-    metrics_of_a_job: int = 22  # eleven metrics, each with {Cluster} and with {Cluster, Job}
+    metrics_of_a_job: int = 26  # thirteen metrics, each with {Cluster} and with {Cluster, Job}
     memory_gb: float = 0.5
     reconcile_seconds: float = 3.0
     metrics_read: int = 4  # at each of its looks, and one for each job

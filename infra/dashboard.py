@@ -33,6 +33,8 @@ PER_JOB = (
     ("Alarms: checksum of a reduction", Metric.REDUCTION_MISMATCH, "Maximum"),
     ("Audits done", Metric.AUDITS_DONE, "Sum"),
     ("Audits skipped (or replays off)", Metric.AUDITS_SKIPPED, "Sum"),
+    ("Layer audits done", Metric.LAYER_AUDITS_DONE, "Sum"),
+    ("Layer audits skipped", Metric.LAYER_AUDITS_SKIPPED, "Sum"),
     ("Steps since the last passed audit", Metric.LAST_PASS_AGE_STEPS, "Maximum"),
     ("Steps between audits", Metric.AUDIT_EVERY_STEPS, "Maximum"),
     ("Percent of the time inside replays and weight checks", Metric.OVERHEAD_PERCENT, "Maximum"),

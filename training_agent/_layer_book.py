@@ -44,6 +44,11 @@ class LayerBook:
             self._said.add(reason)
             log_line("warning", message=f"layer audit of step {step} skipped: {reason}", step=step)
 
+    def of(self, step: int) -> dict[str, Any]:
+        """What the reporter is told of an applied step, for `StepChecks`."""
+        audited = self.last_pass == step if self.blocks else None
+        return {"layer_audited": audited, "layer_audits_skipped": self.skipped_now}
+
     def plain(self) -> dict[str, Any]:
         """For a manifest."""
         counted = {name: getattr(self, name) for name in _KEPT}

@@ -155,7 +155,8 @@ class Ledger:
         audited = passes.audit == self.step
         self.assurance.applied(audited=audited, compared=weight_checked)
         last = (passes.audit, passes.weights, self.audits_skipped)
-        return StepChecks(audited, weight_checked, *last, audit_every=audit_every)
+        layers = self.layers.of(self.step)
+        return StepChecks(audited, weight_checked, *last, audit_every=audit_every, **layers)
 
     @property
     def passed_at_this_step(self) -> list[str]:

@@ -24,7 +24,7 @@ def test_the_stack_s_own_numbers_are_those_of_the_stack(resources: dict[str, Any
 def test_more_jobs_cost_more_metrics() -> None:
     few, many = (sum(at_rest(Use(jobs=jobs), Prices()).values()) for jobs in (1, 11))
     calls = 30 * 24 * 60 * (1 + 1 / 5) * 0.01 / 1000  # a job's own a minute, the reconciler's every five
-    assert round(many - few, 2) == round(10 * (22 * 0.30 + calls), 2)
+    assert round(many - few, 2) == round(10 * (26 * 0.30 + calls), 2)
 
 
 def test_an_incident_costs_cents() -> None:

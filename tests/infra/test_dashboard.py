@@ -67,7 +67,9 @@ def put(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     found: Series = set()
     state = MetricState("demo", "llama")
     for step, audited in ((1, False), (2, False), (3, True)):
-        state.progress(step, StepChecks(audited, False, None, None, audit_every=10))
+        state.progress(
+            step, StepChecks(audited, False, None, None, audit_every=10, layer_audited=not audited)
+        )
     state.alarm(builder.alarm(builder.culprit(3)))
     for datum in state.take(0):
         found.add((datum["MetricName"], frozenset(d["Name"] for d in datum["Dimensions"])))

@@ -33,6 +33,8 @@ class Metric(str, Enum):
     REDUCTION_MISMATCH = "sdc_reduction_mismatch"
     AUDITS_DONE = "sdc_audits_done"
     AUDITS_SKIPPED = "sdc_audits_skipped"
+    LAYER_AUDITS_DONE = "sdc_layer_audits_done"  # where they are on, as the next one
+    LAYER_AUDITS_SKIPPED = "sdc_layer_audits_skipped"
     AUDIT_EVERY_STEPS = "sdc_audit_every_steps"  # where it is chosen by outcome
     LAST_PASS_AGE_STEPS = "sdc_last_pass_age_steps"
     HEARTBEAT = "sdc_heartbeat"

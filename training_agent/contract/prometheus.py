@@ -16,6 +16,8 @@ COUNTERS = (
     Metric.REDUCTION_MISMATCH,
     Metric.AUDITS_DONE,
     Metric.AUDITS_SKIPPED,
+    Metric.LAYER_AUDITS_DONE,
+    Metric.LAYER_AUDITS_SKIPPED,
     Metric.DROPPED_MESSAGES,
 )
 CLUSTER_LABEL, JOB_LABEL = "cluster", "sdc_job"  # of each series; `job` is Prometheus' own

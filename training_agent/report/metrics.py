@@ -71,6 +71,8 @@ class MetricState:
         self._last_pass = 0
         self._audits = 0
         self._audit_every: int | None = None
+        self._layer_audits: int | None = None  # since the last publication; None: they are off
+        self._layer_skipped = self._layer_skipped_before = 0
         self._skipped = self._skipped_before = 0  # audits of this start, now and at the last publication
         self._overhead = Overhead()
         self._alarm: Alarm | None = None
@@ -82,6 +84,9 @@ class MetricState:
             self._audits += int(checks.audited)
             self._overhead.add(checks.seconds)
             self._skipped = checks.audits_skipped
+            if checks.layer_audited is not None:
+                self._layer_audits = (self._layer_audits or 0) + int(checks.layer_audited)
+                self._layer_skipped = checks.layer_audits_skipped
             self._audit_every = checks.audit_every
             self._last_pass = (
                 checks.last_audit_pass or 0
@@ -103,6 +108,10 @@ class MetricState:
             values[Metric.HEARTBEAT] = 1
             values[Metric.AUDITS_DONE] = self._audits
             values[Metric.AUDITS_SKIPPED] = self._skipped - self._skipped_before
+            if self._layer_audits is not None:
+                values[Metric.LAYER_AUDITS_DONE] = self._layer_audits
+                values[Metric.LAYER_AUDITS_SKIPPED] = self._layer_skipped - self._layer_skipped_before
+                self._layer_audits, self._layer_skipped_before = 0, self._layer_skipped
             values[Metric.OVERHEAD_PERCENT] = self._overhead.take()
             values[Metric.DROPPED_MESSAGES] = dropped
             if self._audit_every is not None:

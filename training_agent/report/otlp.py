@@ -67,6 +67,8 @@ class Otlp:
             self._last_pass = checks.last_audit_pass or 0
             self._sums[Metric.AUDITS_DONE] += int(checks.audited)
             self._sums[Metric.AUDITS_SKIPPED] = checks.audits_skipped
+            self._sums[Metric.LAYER_AUDITS_DONE] += int(checks.layer_audited or 0)
+            self._sums[Metric.LAYER_AUDITS_SKIPPED] = checks.layer_audits_skipped
             self._audit_every = checks.audit_every
             self._overhead.add(checks.seconds)
 

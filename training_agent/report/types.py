@@ -19,6 +19,8 @@ class StepChecks:
     last_weight_check_pass: int | None
     audits_skipped: int = 0  # of this start so far: due, and nothing could be compared (or replays are off)
     seconds: float = 0.0  # of the training thread, inside replays and weight checks since the step before
+    layer_audited: bool | None = None  # a layer audit was made at this step; None: they are off
+    layer_audits_skipped: int = 0  # of this start so far
     audit_every: int | None = None  # steps, as chosen by now; None: the schedule has a fixed interval
 
 

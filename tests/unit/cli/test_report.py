@@ -160,6 +160,25 @@ def test_an_alarm_is_shown_with_its_kernels(kernels: Kernels, tmp_path: Path) ->
     assert f"<dt>Audited kernels</dt><dd>{kernels.audited}</dd>" in page.render(run, (), "", NOW)
 
 
+def test_layer_audits_are_told_with_what_they_leave_out() -> None:
+    counted = {"turn": 40, "passed": 38, "skipped": 2, "gpu_blocks": 228, "nbytes": 5 * 10**9,
+               "last_pass": 99, "blocks": 20, "covered": [f"layers.{i}" for i in range(19)]}  # fmt: skip
+    found = figures(manifest(100, layer_audits=counted), 0)
+    assert found is not None
+    (claim,) = (c for c in claims.what_follows(found, 0) if c.title == "Blocks of ordinary steps")
+    assert claim.figure == "38 layer audits passed"
+    for said in (
+        "228 blocks",
+        "5.0 GB",
+        "19 of the model's 20 blocks",
+        "were not compared",
+        "2 more were due",
+    ):
+        assert said in claim.text
+    off = figures(manifest(100, layer_audits={**counted, "passed": 0, "skipped": 0}), 0)
+    assert off is not None and off.layers is None
+
+
 def test_manifests_without_figures_lead_to_no_claims(tmp_path: Path) -> None:
     run = read(run_folder(tmp_path, plain=True))
     assert run.figures is None

@@ -72,6 +72,19 @@ def test_skipped_audits_are_counted_once() -> None:
     assert seen == [1.0, 2.0, 0.0]
 
 
+def test_layer_audits_are_counted_where_they_are_on() -> None:
+    state = MetricState("demo", "llama")
+    state.progress(10, StepChecks(True, False, 10, None))
+    assert not [m for m in state.take(0) if "layer" in m["MetricName"]]
+    seen = []
+    for step, skipped in ((11, 1), (12, 1)):
+        checks = StepChecks(False, False, 10, None, layer_audited=True, layer_audits_skipped=skipped)
+        state.progress(step, checks)
+        values = {"MetricData": state.take(0)}
+        seen.append([metric(values, f"sdc_layer_audits_{what}")[0] for what in ("done", "skipped")])
+    assert seen == [[1.0, 1.0], [1.0, 0.0]]
+
+
 def test_overhead_is_the_share_of_the_wall_time_inside_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])

@@ -21,7 +21,8 @@ from .collector import Collector
 
 pytestmark = pytest.mark.enable_socket
 PASSED = StepChecks(True, True, 10, 10, seconds=0.5)
-BETWEEN = StepChecks(False, False, 10, 10, audits_skipped=2, audit_every=500)
+BETWEEN = StepChecks(False, False, 10, 10, audits_skipped=2, audit_every=500, layer_audited=True,
+                     layer_audits_skipped=3)  # fmt: skip
 
 
 @pytest.fixture
@@ -43,6 +44,8 @@ def test_healthy_training_tells_the_collector_zeros_and_signs_of_life_without_an
         assert collector.values(name)[-1] == 0
     assert collector.values("sdc_audits_done")[-1] == 1
     assert collector.values("sdc_audits_skipped")[-1] == 2
+    assert collector.values("sdc_layer_audits_done")[-1] == 1
+    assert collector.values("sdc_layer_audits_skipped")[-1] == 3
     assert collector.values("sdc_last_pass_age_steps")[-1] == 7
     assert collector.values("sdc_heartbeat")[-1] == 1
     assert collector.values("sdc_audit_every_steps")[-1] == 500

@@ -13,7 +13,7 @@ from typing import Any
 from ...kernels import Kernels, kernels_in
 from ..screen import duration
 from .incidents import Record
-from .run import Figures, Run
+from .run import Figures, LayerFigures, Run
 
 ENDS = {
     "REPLACED": "The node was replaced.",
@@ -128,6 +128,8 @@ def what_follows(f: Figures, alarms: int) -> list[Claim]:
             f"{_size(f.bytes_of_weights)} in all.",
         )
     )
+    if f.layers is not None:
+        found.append(_of_layers(f.layers))
     if f.audits_skipped:
         found.append(
             Claim(
@@ -137,6 +139,19 @@ def what_follows(f: Figures, alarms: int) -> list[Claim]:
             )
         )
     return found
+
+
+def _of_layers(f: LayerFigures) -> Claim:
+    """One block of a step each: what was seen of steps without a whole audit."""
+    skipped = f" {count(f.skipped)} more were due and could not be made; the log says why." * bool(f.skipped)
+    return Claim(
+        "Blocks of ordinary steps",
+        f"{count(f.passed)} layer audits passed",
+        f"Another GPU computed {count(f.gpu_blocks)} blocks of training steps again and got the same bits of "
+        f"outputs and gradients, {_size(f.nbytes)} in all; {count(f.covered)} of the model's "
+        f"{count(f.blocks)} blocks passed at least once. The other blocks of those steps were not "
+        f"compared.{skipped}",
+    )
 
 
 def audited(f: Figures) -> str:

@@ -39,6 +39,18 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerFigures:
+    """Layer audits of a run."""
+
+    passed: int
+    skipped: int
+    covered: int  # blocks that have passed at least once
+    blocks: int  # of the model, as it was last divided
+    gpu_blocks: int  # blocks that another GPU computed again
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """How far a run was looked at, up to the checkpoint of `step`; the bounds that follow are 95 %."""
 
@@ -60,6 +72,7 @@ class Figures:
     audits_forced: int  # of the audits: with the kernels of every step
     schedule: Mapping[str, Any]
     overhead: bounds.Overhead | None
+    layers: LayerFigures | None  # None: none was due
     alarms_at_most: float | None  # per audited step, at 95 %: no more alarms than that, true or false
 
 
@@ -135,9 +148,17 @@ def figures(manifest: Mapping[str, Any], alarms: int) -> Figures | None:
         kernels=kernels_in(plan) or Kernels.SWITCHED,
         audits_forced=int(counted.get("audits_forced", 0)),
         schedule=plan,
+        layers=_layers(manifest.get("layer_audits")),
         overhead=bounds.overhead(counted.get("seconds") or {}),
         alarms_at_most=bounds.at_most(alarms, audits + alarms),
     )
+
+
+def _layers(counted: Any) -> LayerFigures | None:
+    if not isinstance(counted, dict) or not counted["passed"] + counted["skipped"]:
+        return None
+    numbers = (int(counted[name]) for name in ("blocks", "gpu_blocks", "nbytes"))
+    return LayerFigures(int(counted["passed"]), int(counted["skipped"]), len(counted["covered"]), *numbers)
 
 
 def _newest(infos: Sequence[CheckpointInfo]) -> Mapping[str, Any]:
