@@ -63,7 +63,7 @@ def run(name: str, cap_s: float, dry: bool, found: dict[str, Any]) -> str:
     trouble: deque[str] = deque(maxlen=30)
     with process:
         for line in process.stdout or ():
-            if line.startswith("{"):
+            if line.startswith("{") and not line.startswith('{"sdc"'):  # the agent's own log lines
                 figures = json.loads(line)
                 for section, part in ({name: figures} if name in COUNTED else figures).items():
                     found.setdefault(section, {}).update(part)

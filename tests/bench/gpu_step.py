@@ -43,9 +43,17 @@ def compute_loss(net: nn.Module, tokens: Tensor) -> Tensor:
 
 
 class Job:
-    """One model in training; `mode` None is plain DDP."""
+    """One model in training; `mode` None is plain DDP. `options`: of its schedule."""
 
-    def __init__(self, size: Size, tokens: int, device: torch.device, mode: str | None, audits: int | None):
+    def __init__(
+        self,
+        size: Size,
+        tokens: int,
+        device: torch.device,
+        mode: str | None,
+        audits: int | None,
+        **options: Any,
+    ) -> None:
         torch.manual_seed(1)
         self.device, self.rank = device, dist.get_rank()
         with device:  # a billion random numbers take a CPU many seconds
@@ -63,7 +71,7 @@ class Job:
                 self.ddp,
                 self.optimizer,
                 compute_loss=compute_loss,
-                schedule=Schedule(audits, 1_000, 1_000_000),
+                schedule=Schedule(audits, 1_000, 1_000_000, **options),
                 settings=settings_for(self.rank),
                 mode=mode,
             )
@@ -99,6 +107,12 @@ def alone(size: Size, tokens: int, device: torch.device, turns: int, deadline: f
     yield {"healthy_steps_that_synchronise": {name: synchronises(job) for name, job in jobs.items()}}
     for name, job in jobs.items():
         yield {f"host_syncs_{name}": counted(job.step).as_dict()}
+    for name in ("immediate", "deferred"):
+        jobs.pop(name).close()  # four models with their moments would not fit everywhere
+    if time.perf_counter() < deadline:
+        jobs["forced"] = Job(size, tokens, device, "immediate", None, kernels="forced")
+        found = _steps(jobs, device, turns, deadline)
+        yield {f"forced_kernels_{name}": figure for name, figure in found.items()}
     for job in jobs.values():
         job.close()
 
@@ -186,10 +200,14 @@ def _world_of_one() -> Any:
 
 
 def together(size: Size, tokens: int, device: torch.device, turns: int, deadline: float) -> Iterator[Figures]:
-    """Two ranks on one device; the last job has an audit every 4 steps."""
+    """Two ranks on one device; the last jobs have an audit every 4 steps, or of one block at every step."""
     jobs = {str(mode): Job(size, tokens, device, mode, None) for mode in (None, "immediate", "deferred")}
     yield _steps(jobs, device, turns, deadline)
-    audited = {"None": jobs["None"], "audit every 4": Job(size, tokens, device, "immediate", 4)}
+    audited = {
+        "None": jobs["None"],
+        "audit every 4": Job(size, tokens, device, "immediate", 4),
+        "a layer at every step": Job(size, tokens, device, "immediate", 1_000, layer_every=1),
+    }
     times: dict[str, list[float]] = {name: [] for name in audited}
     for turn in range(12):
         if turn % 4 == 0 and turn and _over(deadline):
@@ -198,8 +216,9 @@ def together(size: Size, tokens: int, device: torch.device, turns: int, deadline
             times[name].append(milliseconds(job.step, device, 1, warm=False))
     steps = len(times["None"])
     yield {"audited_steps": steps, "steps_ms": {name: round(sum(t), 2) for name, t in times.items()}}
-    yield {"audits_passed": audited["audit every 4"].guard.manifest()["audits_passed"]}
-    for job in [*jobs.values(), audited["audit every 4"]]:
+    whole, layers = (job.guard.manifest() for job in list(audited.values())[1:])
+    yield {"audits_passed": whole["audits_passed"], "layer_audits_passed": layers["layer_audits"]["passed"]}
+    for job in {id(job): job for job in (*jobs.values(), *audited.values())}.values():
         job.close()
 
 

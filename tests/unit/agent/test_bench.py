@@ -85,7 +85,9 @@ def test_the_gpu_script_runs_every_section_without_a_gpu(tmp_path: Path) -> None
     assert set(found) == {"machine", "digest", "alone", "two processes"}
     assert set(found["digest"]["1 MB"]["ms"]) >= {"read", "copy", "digest", "digest_1000_tensors", "portable"}
     assert found["two processes"]["audits_passed"] == found["two processes"]["audited_steps"] // 4
+    assert found["two processes"]["layer_audits_passed"] == found["two processes"]["audited_steps"]
     assert set(found["alone"]["over_plain_pct"]) == {"None", "immediate", "deferred"}
+    assert set(found["alone"]["forced_kernels_over_plain_pct"]) == {"None", "forced"}
     assert found["alone"]["audit_flash_ms"] > 0
     assert json.loads((tmp_path / "out" / "bench-gpu.json").read_text()) == found
 
