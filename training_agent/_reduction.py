@@ -58,7 +58,7 @@ class ReductionCheck:
             before = self.sums.roundings.new_full((2, len(self.names)), torch.nan)
             after = before[0]
         total = self.comm.sum_tensor(before).to(none.device)
-        self._found = deviations(total, after, self.sums.roundings, self.comm.world)
+        self._found = deviations(total, after, self.sums.roundings, self.sums.floors, self.comm.world)
         if self._changed() or self.limit is None:
             self._measure(self._found)
             return (self._found > self._bounds()).any().to(torch.int64)

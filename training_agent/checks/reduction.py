@@ -31,6 +31,12 @@ class ReductionSums:
         self.roundings = torch.tensor(
             [torch.finfo(p.dtype).eps for p in self._parameters], dtype=torch.float64, device=self._device
         )
+        own = [smallest(p.dtype) * math.sqrt(p.numel()) for p in self._parameters]
+        half = [
+            max(smallest(torch.float16) * math.sqrt(p.numel()), o)
+            for p, o in zip(parameters, own, strict=True)
+        ]
+        self._floors = torch.tensor([own, half], dtype=torch.float64, device=self._device)
         norms.handles.append(ddp.register_forward_pre_hook(untraced(self._on_forward)))
         for i, p in enumerate(self._parameters):
             norms.handles.append(p.register_post_accumulate_grad_hook(self._on_accumulated(i)))  # type: ignore[no-untyped-call]
@@ -48,6 +54,11 @@ class ReductionSums:
         """The user's communication hooks, and what else makes the reduction another one than DDP's own."""
         mixed = getattr(self._ddp, "mixed_precision", None)
         return [*getattr(self._ddp, "_comm_hooks", []), *([(mixed, None)] if mixed is not None else [])]
+
+    @property
+    def floors(self) -> Tensor:
+        """float64 [parameters]: norms below which rounding is no finer, by type; a hook may send float16."""
+        return self._floors[1 if self.hooks else 0]
 
     @property
     def before(self) -> Tensor | None:
@@ -94,16 +105,30 @@ class ReductionSums:
         self._after = torch.stack([zero if g is None else g.detach().sum(dtype=torch.float64) for g in every])
 
 
-def deviations(total: Tensor, after: Tensor, roundings: Tensor, world: int) -> Tensor:
+def deviations(total: Tensor, after: Tensor, roundings: Tensor, floors: Tensor, world: int) -> Tensor:
     """float64 [parameters]: distance of each sum in units of one rounding of the gradient's norm.
+
+    The same for gradients of any size and distribution, since rounding errors grow with what is rounded;
+    below the smallest normal number they do not shrink with it, so the unit does not either.
 
     Args:
         total: `before`, summed over the ranks.
         after: of this rank.
         roundings: machine epsilon of each parameter's type.
+        floors: see `ReductionSums.floors`.
     """
     norm = (total[1] / world).sqrt()
-    return (after - total[0] / world).abs() / (roundings * norm)
+    return (after - total[0] / world).abs() / (roundings * (norm + floors))
+
+
+def smallest(dtype: torch.dtype) -> float:
+    """Size below which elements of a type may round by more than machine epsilon, or be flushed to zero.
+
+    float16 reaches it in earnest, and keeps its subnormal numbers; other types never do, and some devices
+    flush theirs, which is an error of the whole number.
+    """
+    info = torch.finfo(dtype)
+    return info.smallest_normal if dtype is torch.float16 else info.smallest_normal / info.eps
 
 
 def largest_rounding(elements: int, world: int) -> float:

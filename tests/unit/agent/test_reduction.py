@@ -12,7 +12,8 @@ from torch import Tensor
 from training_agent import _alarm, _reduction
 from training_agent._alarm import Passes, suspect_window
 from training_agent._reduction import LEAST, MARGIN, ReductionCheck
-from training_agent.checks.reduction import deviations, largest_rounding
+from training_agent.checks.nonfinite import GradientNorms
+from training_agent.checks.reduction import ReductionSums, deviations, largest_rounding, smallest
 from training_agent.contract import Check, FindingKind
 
 WORLD = 3
@@ -24,6 +25,7 @@ class Sums:
 
     def __init__(self) -> None:
         self.roundings = torch.full((2,), EPS, dtype=torch.float64)
+        self.floors = torch.zeros(2, dtype=torch.float64)
         self.hooks: list[Any] = []
         self.error: float | None = 1.0
 
@@ -71,7 +73,7 @@ def test_no_order_of_additions_exceeds_the_bound_of_the_first_steps(
             reduced = reduced + other / WORLD
         total = torch.stack([own.double().sum(), own.double().square().sum()]).unsqueeze(1)
         rounding = torch.tensor([torch.finfo(dtype).eps]).double()
-        found = deviations(total, reduced.double().sum().unsqueeze(0), rounding, WORLD)
+        found = deviations(total, reduced.double().sum().unsqueeze(0), rounding, torch.zeros(1), WORLD)
         assert float(found) <= largest_rounding(elements, WORLD)
 
 
@@ -147,3 +149,93 @@ def test_a_step_without_a_reduction_or_with_a_non_finite_gradient_is_left_to_che
     for error in (None, float("nan"), float("inf")):
         sums.error = error
         assert bool(made.flag()) is (error == float("inf"))
+
+
+class Reduced(Sums):
+    """Plays what a healthy mean over `WORLD` ranks rounds, element by element; `wire`: the hook's type."""
+
+    def __init__(self, dtype: torch.dtype, wire: torch.dtype | None) -> None:
+        super().__init__()
+        self.dtype, self.wire = dtype, wire
+        self.hooks = [] if wire is None else [("compress", None)]
+        sizes = (1000, 1)
+        self.roundings = torch.full((2,), torch.finfo(dtype).eps, dtype=torch.float64)
+        floor = max(smallest(dtype), smallest(torch.float16) if wire else 0.0)
+        self.floors = floor * torch.tensor(sizes, dtype=torch.float64).sqrt()
+        self.generator = torch.Generator().manual_seed(3)
+        self.sizes, self.wrong = sizes, 0.0
+        self.step(1e-3)
+
+    def step(self, scale: float, tail: float = 0.0) -> None:
+        """Gradients of about this size; `tail`: decades over which their elements spread."""
+        totals, afters = [], []
+        for size in self.sizes:
+            shape = (WORLD, size)
+            own = torch.randn(shape, generator=self.generator) * scale
+            own = (own * 10 ** (tail * torch.randn(shape, generator=self.generator))).to(self.dtype)
+            sent = own if self.wire is None else own.to(self.wire)
+            reduced = sent[0] / WORLD
+            for other in sent[1:]:
+                reduced = reduced + other / WORLD
+            reduced = reduced.to(self.dtype)
+            wide = own.double()
+            totals.append(torch.stack([wide.sum(), wide.square().sum()]))
+            norm = float((wide.square().sum() / WORLD).sqrt())
+            afters.append(reduced.double().sum() + self.wrong * norm)
+        self._before, self._after = torch.stack(totals, dim=1), torch.stack(afters)
+
+    @property
+    def before(self) -> Tensor | None:
+        return self._before
+
+    @property
+    def after(self) -> Tensor | None:
+        return self._after
+
+
+WARM_UP = [10 ** (-3 + 2 * step / 100) for step in range(100)]  # grows a hundredfold
+SPIKES = [1e-3 * (1000 if step % 10 == 0 else 1) for step in range(100)]
+DECAY = [10 ** (-3 - 0.4 * step) for step in range(110)]  # down to nothing, through the subnormal numbers
+KINDS = {
+    "fp32": (torch.float32, None),
+    "bf16": (torch.bfloat16, None),
+    "fp16": (torch.float16, None),
+    "fp32, bf16 hook": (torch.float32, torch.bfloat16),
+    "fp32, fp16 hook": (torch.float32, torch.float16),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("path", [WARM_UP, SPIKES, DECAY], ids=["warm-up", "loss spikes", "decay"])
+def test_gradients_that_grow_spike_or_vanish_long_after_the_measurement_do_not_alarm(
+    kind: str, path: list[float]
+) -> None:
+    """Three ranks in one process: what they sum and reduce is computed, only the group is played."""
+    sums = Reduced(*KINDS[kind])
+    made = check_of(sums)
+    for _ in range(_reduction.CALIBRATION):
+        sums.step(1e-3)
+        assert not made.flag()
+    assert made.limit is not None and made.off is None
+    for scale in path:
+        for tail in (0.0, 0.5) if "fp16" in kind else (0.0, 0.5, 2.0):  # beyond 65,504 it is check 1's
+            sums.step(scale, tail)
+            assert not made.flag(), f"gradients of about {scale:.0e}"
+    sums.wrong = 4 * made.limit * float(sums.roundings[0])
+    sums.step(1e-3)
+    assert made.flag(), "and what it is for is seen all the same"
+
+
+def check_of(sums: Sums) -> ReductionCheck:
+    comm: Any = SimpleNamespace(world=WORLD, gather=lambda value: [value], sum_tensor=lambda t: t)
+    given: Any = sums
+    return ReductionCheck(given, ("a", "b"), (1000, 1), comm, lambda _: None)
+
+
+def test_the_floor_is_that_of_the_type_and_of_float16_once_a_hook_may_send_that() -> None:
+    ddp: Any = torch.nn.Linear(100, 1, bias=False).to(torch.bfloat16)
+    parameters = tuple(ddp.parameters())
+    sums = ReductionSums(ddp, parameters, GradientNorms(parameters, lambda: True))
+    assert float(sums.floors) == pytest.approx(10 * smallest(torch.bfloat16)) < 1e-33
+    ddp._comm_hooks = [("compress", None)]
+    assert float(sums.floors) == pytest.approx(10 * torch.finfo(torch.float16).smallest_normal)
