@@ -15,6 +15,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from training_agent import pictures
+
 from .domain import messages
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -35,7 +37,7 @@ HEADERS = {
 }
 
 _environment = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(TEMPLATES),
+    loader=jinja2.FileSystemLoader([TEMPLATES, pictures.TEMPLATES]),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,

@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from ...contract import Alarm
-from ...pictures import Picture, ring
+from ...pictures import TEMPLATES, Picture, ring
 from ...pictures import timeline as alarm_timeline
 from ..screen import duration
 from . import claims, drawing
@@ -108,7 +108,7 @@ def _identity(alarm: Alarm) -> tuple[str, int, str, int, tuple[int, ...]]:
 
 _STYLE = Markup((HERE / "report.css").read_text(encoding="utf-8"))  # noqa: S704  # our own file
 _environment = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(HERE),
+    loader=jinja2.FileSystemLoader([HERE, TEMPLATES]),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
