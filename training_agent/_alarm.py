@@ -59,6 +59,7 @@ class Sighting:
     tensors_compared: int = 0
     bytes_compared: int = 0
     loss_audited: bool = False
+    last_pass: int | None = None  # of what was seen, where that is not compared as often as the weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +74,16 @@ class Passes:
 def suspect_window(sighting: Sighting, passes: Passes) -> tuple[int, int]:
     """First and last step at which the fault can have begun to do harm.
 
-    Since the last passed audit for checks 1 and 2, since the last passed weight check for check 3; that
-    single step for the reduction. Without any pass it begins at step 1. It never ends before it
-    begins.
+    Since the last passed audit for checks 1 and 2, since the last passed weight check for check 3 (of
+    optimizer state and buffers: the last that compared them); that single step for the reduction. Without any
+    pass it begins at step 1. It never ends before it begins.
     """
     if sighting.check is Check.REDUCTION:
         return sighting.step, sighting.step
     if sighting.reduced_nonfinite and not sighting.nonfinite_ranks and not sighting.pairs:
         return sighting.step, sighting.step
     last = passes.weights if sighting.check is Check.WEIGHTS else passes.audit
+    last = last if sighting.last_pass is None else sighting.last_pass
     return min((last or 0) + 1, sighting.step), sighting.step
 
 

@@ -142,8 +142,10 @@ class DeviceState:
         """Write values into buffers of the same names."""
         with torch.no_grad():
             for name, buffer in named_buffers(module).items():
-                if name in values and values[name].shape == buffer.shape:
-                    buffer.copy_(values[name])
+                value = values.get(name)
+                # Equal ones stay untouched: a write would count as the program's, see `_steady_buffers`.
+                if value is not None and value.shape == buffer.shape and not torch.equal(value, buffer):
+                    buffer.copy_(value)
 
 
 @contextmanager

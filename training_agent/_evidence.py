@@ -8,7 +8,7 @@ any kernel, the bits of a NaN do not.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -33,21 +33,27 @@ class Depth(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Rows: one per parameter, one for the loss, then (not at depth FINITENESS) one per output tensor."""
+    """Rows: one per parameter, the loss; deeper than FINITENESS also one per output, then per statistic."""
 
     depth: Depth
     table: Tensor  # int64, [parameters + 1 + outputs, 3], host memory
     tensors: int  # that stand behind the rows
     nbytes: int  # that were read for them
+    statistics: int = 0  # rows at the end for running statistics
 
     def agrees(self, other: Evidence) -> bool:
         """Whether the same number of tensors and bytes came out with the same contents."""
         same_size = (self.tensors, self.nbytes) == (other.tensors, other.nbytes)
         return self.depth is other.depth and same_size and torch.equal(self.table, other.table)
 
+    def agrees_but_for_statistics(self, other: Evidence) -> bool:
+        """Whether gradients, loss and outputs are equal."""
+        return self.depth is other.depth and self.forward_agrees(other, 0)
+
     def forward_agrees(self, other: Evidence, parameters: int) -> bool:
         """Whether at least loss and outputs are equal; the first `parameters` rows are gradients."""
-        return torch.equal(self.table[parameters:], other.table[parameters:])
+        own, theirs = (e.table[parameters : len(e.table) - e.statistics] for e in (self, other))
+        return torch.equal(own, theirs)
 
     @property
     def has_nonfinite(self) -> bool:
@@ -78,6 +84,7 @@ class Recorder:
         self._gradients: list[_Row | None] = [None] * parameters
         self._loss: _Row | None = None
         self._outputs: list[_Row] = []
+        self._statistics: list[_Row] = []
         self.tensors = 0
         self.nbytes = 0
 
@@ -96,6 +103,20 @@ class Recorder:
         if self.depth is not Depth.FINITENESS:
             self._outputs.append(self._row(tensor.detach()))
 
+    def returned(self, outputs: Iterable[Tensor], statistics: Sequence[Tensor]) -> None:
+        """Take what a forward of the wrapped module returned, and what it left in running statistics."""
+        for tensor in outputs:
+            self.output(tensor)
+        self._take_statistics(statistics)
+
+    def _take_statistics(self, tensors: Sequence[Tensor]) -> None:
+        if self.depth is Depth.FINITENESS or not tensors:
+            return
+        self.tensors += len(tensors)
+        self.nbytes += sum(t.numel() * t.element_size() for t in tensors)
+        words = digest([t.detach() for t in tensors])  # one call: there are many and they are small
+        self._statistics += [_Row(w, _extent(t.detach())) for w, t in zip(words, tensors, strict=True)]
+
     @property
     def gradients_seen(self) -> int:
         """Parameters that got a gradient."""
@@ -103,15 +124,16 @@ class Recorder:
 
     def evidence(self) -> Evidence:
         """Bring the table to the host: one transfer."""
-        rows = [*self._gradients, self._loss, *self._outputs]
+        rows = [*self._gradients, self._loss, *self._outputs, *self._statistics]
         known = [r for r in rows if r is not None]
         table = torch.full((len(rows), 3), _ABSENT, dtype=torch.int64)
         if known:
-            words = torch.stack([r.words for r in known])
-            finite = torch.stack([r.extent for r in known]).isfinite()
+            where_to = known[0].words.device  # a buffer may lie elsewhere
+            words = torch.stack([r.words.to(where_to) for r in known])
+            finite = torch.stack([r.extent.to(where_to) for r in known]).isfinite()
             where = [i for i, r in enumerate(rows) if r is not None]
             table[where] = torch.where(finite.unsqueeze(1), words, _NONFINITE).cpu()
-        return Evidence(self.depth, table, self.tensors, self.nbytes)
+        return Evidence(self.depth, table, self.tensors, self.nbytes, len(self._statistics))
 
     def _row(self, tensor: Tensor) -> _Row:
         extent = _extent(tensor)

@@ -17,20 +17,17 @@ from ._capture import Capture
 from ._compilers import Footing, chosen, eager_contests, eagerly, one_offs, only_compiled
 from ._data_path import DataPath
 from ._evidence import Depth, Evidence
-from ._optimizer_state import layout_word, state_tensors
 from ._ring import ReplayFailedError, Ring, RingResult, contests
-from ._startup import Setup, environment_difference
+from ._startup import Setup, environment_difference, word_of
+from ._statistics import Statistics, StatisticsOff
 from ._stopwatch import Stopwatch
 from ._watch import MicroBatch
 from .attribution import MAX_INVOLVED, Contested, ambiguous_at_start, attribute, contested_targets
 from .checks.weights import Divergence, compare_replicas
 from .contest import reproduced_by_peers
-from .contract import Check, Finding, FindingKind, Pair, Verdict
+from .contract import Check, Finding, FindingKind, Pair
 from .placement import partners, quorum, replica_partners
-from .policy import Naming
 from .schedule import Partner
-
-OVERFLOW_LIMIT = 16  # a scale of 2^16, where GradScaler begins, is down to 1 by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +46,8 @@ class ReplayOff:
     reason: str
 
 
+Outcome = AuditPass | Sighting | ReplayOff | StatisticsOff | str
+
 _NOBODY_REPRODUCES = ReplayOff(
     "no rank gets its own micro-batch's bits again when it is replayed, as happens when a compiler gives the "
     "replay another graph than the step"
@@ -58,12 +57,13 @@ _NOBODY_REPRODUCES = ReplayOff(
 class Examiner:
     """The replica group's judge. Every method is called on all ranks alike."""
 
-    def __init__(self, setup: Setup, ring: Ring) -> None:
+    def __init__(self, setup: Setup, ring: Ring, statistics: Statistics) -> None:
+        self._statistics = statistics
         self._comm, self._ring, self._sharding = setup.comm, ring, setup.sharding
-        self._rank_map, self._naming = setup.rank_map, setup.naming
+        self._rank_map = setup.rank_map
         self._rotate = setup.schedule.partner is Partner.ROTATE
         self._weights = dict(setup.module.named_parameters())  # frozen ones too
-        self._optimizers, self._device = setup.optimizers, setup.device
+        self._device = setup.device
         rebuild = setup.rebuild_batch  # without it batches are taken as they came
         self._data = rebuild and DataPath(setup.comm, setup.rank_map, setup.device, rebuild)
         self._audits = 0
@@ -100,7 +100,7 @@ class Examiner:
         obstacle: str | None = None,
         micro_batches: int = 1,
         at_start: bool = False,
-    ) -> AuditPass | Sighting | ReplayOff | str:
+    ) -> Outcome:
         """Replay `step` (the one being computed).
 
         Args:
@@ -121,7 +121,9 @@ class Examiner:
     ) -> AuditPass | Sighting | ReplayOff | str:
         """The same for one block of `step`, as `_layers` recorded it; `turn` picks the partners."""
         with self.stopwatch.running():
-            return self._examined(step, batch, original, (), 1, obstacle, False, turn)
+            found = self._examined(step, batch, original, (), 1, obstacle, False, turn)
+        assert not isinstance(found, StatisticsOff)  # a block's evidence has none
+        return found
 
     def _examined(
         self,
@@ -133,7 +135,7 @@ class Examiner:
         obstacle: str | None,
         at_start: bool,
         turn: int | None = None,
-    ) -> AuditPass | Sighting | ReplayOff | str:
+    ) -> Outcome:
         if self._comm.total([int(batch is None or original is None)])[0]:
             return self.unexamined(step, obstacle, nonfinite)
         assert batch is not None and original is not None
@@ -149,6 +151,8 @@ class Examiner:
             if not at_start and turn is None:  # the preflight compares replays with replays, never a step
                 self._footing.passed(batch.capture)
             return AuditPass(original.tensors, original.nbytes, batch.loss_audited)
+        if not nonfinite and turn is None and (why := self._no_statistics(result, at_start=at_start)):
+            return StatisticsOff(why)
         sighting = Sighting(
             Check.NONFINITE if nonfinite else Check.REPLAY,
             step,
@@ -177,51 +181,20 @@ class Examiner:
         findings = self._believable(attribute(self._rank_map, (), (), nonfinite=nonfinite).findings)
         return Sighting(Check.NONFINITE, step, findings, nonfinite_ranks=nonfinite)
 
-    def reduced(self, step: int) -> Sighting:
-        """Judge a step whose reduced gradient is not finite while every local one is: nobody is named."""
-        text = "the reduced gradient is NaN, Inf or too large for a float32 norm while every rank's own is "
-        if self._naming is Naming.FULL:
-            text += "finite: it went wrong inside the all-reduce, or their sum is too large"
-        else:
-            text += (
-                "finite as far as naming='lazy' reads it: one rank's gradient of a weight went wrong, or the "
-                "all-reduce, or their sum is too large; attach(naming='full') tells which"
-            )
-        return Sighting(
-            Check.NONFINITE, step, (Finding(FindingKind.REDUCED, evidence=text),), reduced_nonfinite=True
-        )
-
-    def compare_weights(self, state: Mapping[str, Tensor] | None = None) -> Divergence:
-        """Check 3: the replicas' parameters as they are now, and with them the optimizer's `state`."""
+    def compare_weights(
+        self, state: Mapping[str, Tensor] | None = None, beside: Mapping[str, Tensor] | None = None
+    ) -> Divergence:
+        """Check 3: the replicas' parameters as they are now; `state` is judged with them, `beside` is not."""
         around = partial(self._comm.peers, "comparing weights")
         with self.stopwatch.running():
             tensors = {**self._weights, **(state or {})}
-            return compare_replicas(tensors, self._comm.group, around, self._comm.device)
-
-    def optimizer_state(self) -> dict[str, Tensor] | None:
-        """What the optimizers keep; None when the ranks do not keep the same entries. A collective."""
-        state = state_tensors(self._optimizers, self._weights)
-        return state if self._comm.all_equal(layout_word(state)) else None
+            return compare_replicas(tensors, self._comm.group, around, self._comm.device, beside)
 
     def weights(self, step: int, divergence: Divergence) -> Sighting:
         """Judge diverged replicas."""
         return Sighting(
             Check.WEIGHTS, step, weights_findings(divergence, self._rank_map), divergence=divergence
         )
-
-    def overflowing(self, step: int, rank: int) -> Sighting:
-        """Judge a rank that alone overflows in many scaled steps in a row: unclear, nobody is named."""
-        text = (
-            f"the gradient of rank {rank} overflowed in {OVERFLOW_LIMIT} consecutive steps that the "
-            "GradScaler skipped, while most others were finite: look at its data, then at its GPU"
-        )
-        finding = Finding(
-            FindingKind.PAIR,
-            verdict=Verdict.UNATTRIBUTABLE,
-            involved=(self._rank_map.place(rank),),
-            evidence=text,
-        )
-        return Sighting(Check.NONFINITE, step, (finding,), nonfinite_ranks=(rank,))
 
     def _judge(self, sighting: Sighting, result: RingResult, *, at_start: bool) -> Sighting | ReplayOff | str:
         if result.pairs:
@@ -304,6 +277,16 @@ class Examiner:
     def _voters(self, targets: Sequence[int], pairs: Sequence[Pair]) -> dict[int, tuple[int, ...]]:
         replayers = {p.target: p.replayer for p in pairs}
         return {t: quorum(self._rank_map, t, replayers[t]) for t in targets}
+
+    def _no_statistics(self, result: RingResult, *, at_start: bool) -> str | None:
+        """Why a mismatch in nothing but running statistics says nothing about a GPU, if so; a collective."""
+        if self._comm.total([int(result.beyond)])[0]:
+            return None
+        if at_start:
+            return "before the first step a peer got others from the same micro-batch"
+        if not self._comm.all_equal(word_of(self._statistics.settings())):
+            return "the ranks' layers are set differently"
+        return "no rank gets its own again" if self._nobody_reproduces(result) else None
 
     def _nobody_reproduces(self, result: RingResult) -> bool:
         """Whether every comparison failed and every rank differs from itself as well; a collective."""

@@ -10,23 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
 from ._alarm import Passes, Sighting
 from ._assurance import Assurance
-from ._comm import Comm
-from ._examine import OVERFLOW_LIMIT, AuditPass
+from ._examine import AuditPass
 from ._layer_book import LayerBook
+from ._manifest import LoadedManifest, state_rows
+from ._sightings import OVERFLOW_LIMIT
 from ._trail import ROW, Trail
-from .checks.sharded import is_sharded, whole
-from .digest import DIGEST_VERSION, digest
-from .errors import AgentError, ConfigurationError
+from .digest import DIGEST_VERSION
 from .kernels import change
 from .log_line import log_line
 from .report import StepChecks
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ._startup import Setup
 
 MANIFEST_VERSION = 1
@@ -46,6 +44,7 @@ class Ledger:
     tensors_compared: int = 0  # by the last passed audit, on this rank; equal to what was expected
     bytes_compared: int = 0
     state_tensors_compared: int = 0  # of the optimizers, by the last comparison that had any
+    buffers_compared: int = 0  # by the last comparison that had any
     loss_audited: bool = False
     overflow_steps: int = 0  # skipped by a GradScaler: normal
     steps_skipped: int = 0  # dropped by the policy
@@ -56,6 +55,7 @@ class Ledger:
     notes: list[str] = field(default_factory=list)  # what is not checked, and why
     _streaks: dict[int, int] = field(default_factory=dict)  # overflowing rank -> steps in a row
     _said: set[str] = field(default_factory=set)
+    _state_digests: dict[str, str] = field(default_factory=dict)  # of the last passed weight check
 
     @classmethod
     def begun(cls, step: int, setup: Setup) -> Ledger:
@@ -139,9 +139,11 @@ class Ledger:
             self._said.add(reason)
             log_line("warning", message=f"audit of step {step} skipped: {reason}", step=step)
 
-    def weights_passed(self, step: int, rows: str, state_tensors: int = 0) -> None:
-        """Record a passed weight check: digests of the weights, then of `state_tensors` of the optimizers."""
+    def weights_passed(self, step: int, rows: str, state: Mapping[str, Tensor] | None = None) -> None:
+        """Record a passed weight check: digests of the weights, then of the optimizers' `state`."""
+        state_tensors = len(state or ())
         self.trail.passed(step, rows[: len(rows) - ROW * state_tensors])
+        self._state_digests = state_rows(state or {}, rows)
         self.passes = replace(self.passes, weights=step)
         if state_tensors:  # a comparison of nothing is no pass
             self.passes = replace(self.passes, optimizer_state=step)
@@ -185,6 +187,7 @@ class Ledger:
             "tensors_compared": self.tensors_compared,
             "bytes_compared": self.bytes_compared,
             "state_tensors_compared": self.state_tensors_compared,
+            "buffers_compared": self.buffers_compared,
             "loss_audited": self.loss_audited,
             "overflow_steps": self.overflow_steps,
             "steps_skipped": self.steps_skipped,
@@ -195,111 +198,5 @@ class Ledger:
             "layer_audits": self.layers.plain(),
             "notes": list(self.notes),
             "digests": digests,
+            "state_digests": self._state_digests if self.passes.optimizer_state == self.step else {},
         }
-
-
-def state_digests(module: nn.Module) -> dict[str, list[int]]:
-    """Three words per tensor of the model's state, by name in `state_dict`.
-
-    Of a sharded tensor the whole is digested, so that a checkpoint fits any mesh: then this is a collective.
-    """
-    tensors = {name: t for name, t in module.state_dict().items() if isinstance(t, Tensor)}
-    if not any(map(is_sharded, tensors.values())):
-        rows = digest(list(tensors.values()))
-    else:  # one at a time: all of them together would not fit
-        rows = torch.cat([digest([whole(t)]) for t in tensors.values()])
-    return dict(zip(tensors, rows.tolist(), strict=True))
-
-
-def common_digests(module: nn.Module, comm: Comm) -> dict[str, list[int]]:
-    """What the file of a checkpoint must hold, whichever rank wrote it.
-
-    Beside shards whole tensors may legally differ from rank to rank, as BatchNorm statistics do, and nobody
-    knows whose copy is saved: those are left out. Without shards one rank saves what it has.
-    """
-    digests = state_digests(module)
-    whole_ones = {n: digests[n] for n, t in module.state_dict().items() if n in digests and not is_sharded(t)}
-    if len(whole_ones) == len(digests):
-        return digests
-    answers = comm.gather(whole_ones)
-    own = {name for name, row in whole_ones.items() if any(a.get(name) != row for a in answers)}
-    return {name: row for name, row in digests.items() if name not in own}
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedManifest:
-    """The part of a checkpoint's manifest that a resumed run needs."""
-
-    step: int
-    passes: Passes
-    digests: dict[str, list[int]]
-
-    @classmethod
-    def parse(cls, manifest: Mapping[str, Any]) -> LoadedManifest:
-        """Read a manifest.
-
-        Raises:
-            ConfigurationError: it is no manifest of ours, or its digests are of another version.
-        """
-        if manifest.get("digest_version") != DIGEST_VERSION or not isinstance(manifest.get("step"), int):
-            raise ConfigurationError(
-                f"after_load() got no manifest with digest version {DIGEST_VERSION}. Pass the dictionary "
-                "that guard.manifest() gave for this checkpoint; for one without, use attach(step=...)."
-            )
-        last = ("last_audit_pass", "last_weight_check_pass", "last_optimizer_state_pass")
-        passes = Passes(*(manifest.get(name) for name in last))
-        return cls(manifest["step"], passes, dict(manifest.get("digests", {})))
-
-    @classmethod
-    def read(cls, manifest: Mapping[str, Any], comm: Comm, refusal: str = "") -> LoadedManifest:
-        """Read a manifest on all ranks; a collective, so that a rank that cannot leaves none waiting.
-
-        Args:
-            refusal: why this rank does not go on, if so.
-
-        Raises:
-            ConfigurationError: on every rank: one of them refuses or cannot read, or their steps differ.
-        """
-        mine: LoadedManifest | None = None
-        problem = refusal
-        try:
-            mine = cls.parse(manifest)
-        except Exception as e:  # noqa: BLE001 - whatever a broken manifest raises must end all ranks alike
-            problem = problem or (str(e) if isinstance(e, AgentError) else f"{type(e).__name__}: {e}")
-        answers = comm.gather((problem, mine and mine.step))
-        problems = [f"rank {r}: {p}" for r, (p, _) in zip(comm.ranks, answers, strict=True) if p]
-        if problems or mine is None:
-            raise ConfigurationError("; ".join(problems[:3]))
-        if any(step != mine.step for _, step in answers):
-            raise ConfigurationError(f"Ranks loaded different steps: {[step for _, step in answers]}.")
-        return mine
-
-    def compare(self, module: nn.Module, comm: Comm) -> str | None:
-        """Compare what was loaded with what was saved, on all ranks; a collective.
-
-        Returns:
-            None when all is equal; a sentence, the same on every rank, when some bits differ.
-
-        Raises:
-            ConfigurationError: on every rank, when one of them could not compute its digests.
-        """
-        damaged, problem = [], ""
-        try:
-            loaded = state_digests(module)
-            damaged = [name for name, row in self.digests.items() if loaded.get(name) != row]
-        except Exception as e:  # noqa: BLE001 - memory, or a user's state_dict: the others wait below
-            problem = f"{type(e).__name__}: {e}"
-        answers = comm.gather((problem, damaged[:3], len(damaged)))
-        by_rank = dict(zip(comm.ranks, answers, strict=True))
-        problems = [f"rank {r}: {p}" for r, (p, _, _) in by_rank.items() if p]
-        if problems:
-            raise ConfigurationError(f"The loaded state cannot be digested on {'; '.join(problems[:3])}")
-        ranks = [r for r, (_, _, count) in by_rank.items() if count]
-        if not ranks:
-            return None
-        _, names, count = by_rank[ranks[0]]
-        who = "every rank" if len(ranks) == comm.world else f"ranks {ranks[:16]}"
-        return (
-            f"The checkpoint of step {self.step} is damaged: {', '.join(names)} ({count} tensors) differ "
-            f"from its manifest on {who}. Load an older one."
-        )

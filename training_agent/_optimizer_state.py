@@ -11,17 +11,15 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 
-def state_tensors(
-    optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter]
-) -> dict[str, Tensor]:
+def state_tensors(optimizers: Sequence[Optimizer], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Every tensor of the optimizers' state, such as "optimizer state exp_avg of head.weight".
 
-    Numbers that are no tensors (counters of old optimizers) are left out, and so is what belongs to no
-    parameter of the model.
+    Numbers that are no tensors (counters of old optimizers) are left out, and so is what belongs to none of
+    `parameters`, which are those of the model and the tensors that optimizers hold for them.
     """
     found: dict[str, Tensor] = {}
     names = {id(p): name for name, p in parameters.items()}

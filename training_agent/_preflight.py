@@ -38,6 +38,7 @@ class Preflight:
     depth: Depth | None  # of audits; None: replays are off
     note: str | None  # what is not compared, and why
     evidence: Evidence | None  # of this rank's own micro-batch
+    statistics: str | None = None  # why running statistics are to be left out first, if so
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class _Answer:
     forward: bool  # reproducible
     backward: bool
     failure: str | None  # why nothing could be computed
+    statistics: bool = True  # nothing else differs: they are reproducible
 
 
 _SOUND = _Answer(forward=True, backward=True, failure=None)
@@ -82,6 +84,8 @@ def preflight(
         return Preflight(
             None, f"replay audits are off, a micro-batch cannot be recomputed: {failures[0]}", None
         )
+    if ranks := [r for r, a in zip(comm.ranks, answers, strict=True) if not a.statistics]:
+        return Preflight(wanted, None, None, f"they are not reproducible on ranks {ranks[:8]}")
     unstable = not (mine.forward and mine.backward)
     operator = None
     if unstable or (together and not all(a.forward and a.backward for a in answers)):
@@ -116,6 +120,8 @@ def _try(
         return _Answer(False, False, f"{type(e).__name__}: {e}"), None
     if first.agrees(second):
         return _SOUND, first
+    if first.agrees_but_for_statistics(second):
+        return _Answer(True, True, None, statistics=False), first
     return _Answer(first.forward_agrees(second, parameters), False, None), first
 
 

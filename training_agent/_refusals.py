@@ -16,7 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
 from ._leaves import inside_backward
+from ._masters import master_weights
 from .errors import ConfigurationError
+from .schedule import Schedule
 
 # They call the closure several times in one update; known by name, since they come from anywhere.
 _SEVERAL_CLOSURES = frozenset({"LBFGS", "SAM", "ASAM", "GSAM", "ESAM", "LookSAM"})
@@ -65,11 +67,12 @@ def refuse_optimizers(optimizers: Sequence[Optimizer], parameters: dict[str, nn.
             )
     held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
     strangers = [name for name, p in parameters.items() if id(p) not in held]
-    if strangers:
+    if strangers and not master_weights(optimizers, parameters):
         raise ConfigurationError(
             f"{len(strangers)} trained parameters ({', '.join(strangers[:3])}) are in no optimizer given to "
             "attach(). With several optimizers pass all of them, in the order in which they step: "
-            "attach(ddp, [first, second]). Parameters that are never trained need requires_grad=False."
+            "attach(ddp, [first, second]). Parameters that are never trained need requires_grad=False. "
+            "Master weights in an optimizer must hold the model's values, in its order, at attach()."
         )
 
 
@@ -133,6 +136,14 @@ def diverging_hook(ddp: nn.Module) -> str | None:
         if getattr(hook, "__name__", "") in _DIVERGING_HOOKS:
             return str(hook.__name__)
     return None
+
+
+def unseen_save(step: int, last: int | None, schedule: Schedule) -> ConfigurationError:
+    """What `before_save` raises where nobody looked; `last`: the step of the last passed weight check."""
+    return ConfigurationError(
+        f"The weights of step {step} were not compared (last passed: {last}). Save at steps that are due: "
+        f"multiples of ckpt_every={schedule.ckpt_every} or check_every={schedule.check_every}."
+    )
 
 
 def wrap_closure(

@@ -14,6 +14,7 @@ from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence
 from ._leaves import GatheredLeaves, Leaves
 from ._startup import Setup
+from ._statistics import Statistics
 from .checks.block import recompute_block, rows_of
 from .checks.compiled import CompiledReplay, is_compiled
 from .checks.nonfinite import read_locally
@@ -25,8 +26,8 @@ from .errors import ConfigurationError
 class Replayer:
     """The way of one training loop; each leaves everything as it was."""
 
-    def __init__(self, setup: Setup, leaves: Leaves) -> None:
-        self._setup = setup
+    def __init__(self, setup: Setup, leaves: Leaves, statistics: Statistics) -> None:
+        self._setup, self._statistics = setup, statistics.now
         self._read = read_locally(list(setup.parameters.values()), setup.naming)
         self._compiled: CompiledReplay | None = None
         self._together: ReplayTogether | None = None
@@ -34,10 +35,10 @@ class Replayer:
         self.blocks = {block.name: block for block in blocks_of(setup.module)} if layered else {}
         if isinstance(leaves, GatheredLeaves):
             self._together = ReplayTogether(
-                setup.module, setup.compute_loss, setup.parameters, leaves, self._read
+                setup.module, setup.compute_loss, setup.parameters, leaves, self._read, self._statistics
             )
         elif is_compiled(setup.compute_loss) or is_compiled(setup.model):
-            self._compiled = CompiledReplay(self._ddp, setup.model, setup.parameters)
+            self._compiled = CompiledReplay(self._ddp, setup.model, setup.parameters, self._statistics)
 
     @property
     def compiled(self) -> bool:
@@ -51,7 +52,8 @@ class Replayer:
         elif hasattr(model, "_orig_mod"):
             if self._together is not None:
                 raise ConfigurationError("torch.compile around a model under fully_shard is not guarded.")
-            self._compiled = CompiledReplay(self._ddp, model, self._setup.parameters)
+            parameters = self._setup.parameters
+            self._compiled = CompiledReplay(self._ddp, model, parameters, self._statistics)
 
     def module_returned(self, output: Any) -> None:
         """The wrapped module returned `output` inside a replay."""
@@ -75,7 +77,8 @@ class Replayer:
         if self._compiled is not None:
             return self._compiled.recompute(setup.compute_loss, capture, depth, setup.device, read)
         names = list(setup.parameters)
-        return recompute(self._ddp, setup.compute_loss, capture, depth, setup.device, names, read)
+        compute_loss, device = setup.compute_loss, setup.device
+        return recompute(self._ddp, compute_loss, capture, depth, device, names, read, self._statistics)
 
     def rows_of(self, capture: Capture) -> tuple[str, ...]:
         """Names of the gradients that its evidence begins with."""

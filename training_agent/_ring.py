@@ -50,6 +50,7 @@ class RingResult:
     original: Evidence  # and what it computed in the step
     target: int  # whose micro-batch this rank replayed
     replayed: Evidence  # and what came out
+    beyond: bool  # this rank's replay differs from the target's step in more than running statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ class Ring:
             replayed, trouble = self._attempt(content[0], target, Phase.REPLAY, content[1].depth)
             problem = problem or trouble
         mismatch = content is None or replayed is None or not replayed.agrees(content[1])
+        beyond = content is None or replayed is None or not replayed.agrees_but_for_statistics(content[1])
         failed, anywhere, size, more = comm.largest([bool(problem), mismatch, nbytes, several])
         if capture.unit is not Unit.BLOCK:  # whose parcel says nothing of a micro-batch's
             # Together, nothing travels ahead: replays and steps are collectives of several groups already.
@@ -127,7 +129,7 @@ class Ring:
         assert replayed is not None
         flags = comm.gather(mismatch) if anywhere else [False] * comm.world
         pairs = mismatching(comm.ranks, targets, flags)
-        return RingResult(pairs, capture, original, target, replayed)
+        return RingResult(pairs, capture, original, target, replayed, beyond)
 
     def arbitrate(
         self,

@@ -17,9 +17,10 @@ from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence
 from ._examine import ReplayOff
 from ._phase import Phase
-from ._preflight import preflight
+from ._preflight import Preflight, preflight
 from ._refusals import anomaly_mode
 from ._startup import Setup
+from ._statistics import StatisticsOff
 from ._update import Update
 from ._warm_up import warm_up
 from ._watch import MicroBatch, StepWatch
@@ -67,6 +68,7 @@ class Start:
         self.register(self.update.ledger.step or None)
         if setup.weights_off is None:
             self.update.check_weights()
+        self.update.weights.steady.begin(self.update.ledger.step)
         self._preflight_due = audits and setup.replay_off is None
         if not self._preflight_due:
             self._leave_if_asked()
@@ -79,14 +81,10 @@ class Start:
         setup, update = self.setup, self.update
         capture = _capture.take(unit, setup.module, setup.device, args, kwargs)
         capture.buffers = self.watch.copy_buffers()
-        found = preflight(
-            setup.comm,
-            len(setup.parameters),
-            lambda depth: self.recompute(capture, Phase.REPLAY, depth),
-            update.depth or Depth.OUTPUT,
-            strict=setup.schedule.deterministic,
-            sharding=setup.sharding,
-        )
+        found = self._look(capture)
+        if found.statistics is not None:
+            update.give_up(StatisticsOff(found.statistics))
+            found = self._look(capture)
         update.depth = found.depth
         if found.note is not None:
             update.ledger.note(found.note)
@@ -97,12 +95,23 @@ class Start:
             step = update.ledger.step + 1
             batch = MicroBatch(capture, 0)
             outcome = update.examiner.examine(step, batch, found.evidence, (), at_start=True)
-        if isinstance(outcome, ReplayOff):
-            update.no_replays(outcome)
+        if isinstance(outcome, (ReplayOff, StatisticsOff)):
+            update.give_up(outcome)
             update.begin()  # the step in progress may have been begun as an audit
         elif isinstance(outcome, Sighting):
             update.alarm(outcome)
         self._leave_if_asked()
+
+    def _look(self, capture: Capture) -> Preflight:
+        setup = self.setup
+        return preflight(
+            setup.comm,
+            len(setup.parameters),
+            lambda depth: self.recompute(capture, Phase.REPLAY, depth),
+            self.update.depth or Depth.OUTPUT,
+            strict=setup.schedule.deterministic,
+            sharding=setup.sharding,
+        )
 
     def _leave_if_asked(self) -> None:
         _preflight_only.leave_if_asked(self.setup, self.update.depth, tuple(self.update.ledger.notes))

@@ -197,7 +197,7 @@ def agree_on_setup(
     }
     # What makes replays differ matters only to those who replay.
     facts |= environment(device) if audits else {}
-    if comm.all_equal(_word_of((problem, facts))) and found is not None and not problem:
+    if comm.all_equal(word_of((problem, facts))) and found is not None and not problem:
         return found  # a large job need not send all of it to everybody
     answers = comm.gather((problem, facts))
     problems = [f"rank {r}: {p}" for r, (p, _) in zip(comm.ranks, answers, strict=True) if p]
@@ -241,13 +241,13 @@ def differences(facts: Mapping[int, Mapping[str, object]]) -> list[str]:
 def environment_difference(comm: Comm, device: torch.device) -> str | None:
     """What differs between the ranks' environments right now; a collective."""
     mine = environment(device)
-    if comm.all_equal(_word_of(mine)):
+    if comm.all_equal(word_of(mine)):
         return None
     found = dict(zip(comm.ranks, comm.gather(mine), strict=True))
     return "; ".join(differences(found)[:3]) or None
 
 
-def _word_of(facts: object) -> torch.Tensor:
+def word_of(facts: object) -> torch.Tensor:
     """One int64 word over what `facts` prints as."""
     raw = hashlib.sha256(repr(facts).encode()).digest()[:8]
     return torch.tensor([int.from_bytes(raw, "little", signed=True)])

@@ -15,18 +15,22 @@ from torch.optim import Optimizer
 from ._alarm import Sighting
 from ._capture import DeviceState
 from ._evidence import Depth
-from ._examine import AuditPass, Examiner, ReplayOff
+from ._examine import AuditPass, Examiner, Outcome, ReplayOff
 from ._gate import Count, Gate, Tally, ranks_that
 from ._latch import AlarmLatch
 from ._layers import LayerAudits
 from ._ledger import Ledger
+from ._masters import drop_gradients
 from ._pending import Pending
 from ._reduction import ReductionCheck, reduction_check
 from ._refusals import refuse_inside_backward
 from ._retry import retried
 from ._rhythm import Rhythm
+from ._sightings import overflowing, reduced
 from ._startup import Setup
+from ._statistics import StatisticsOff
 from ._watch import StepRecord, StepWatch
+from ._weight_check import WeightCheck
 from .checks.nonfinite import GradientNorms
 from .contract import Check
 from .determinism import DeterministicMode, deterministic
@@ -47,6 +51,7 @@ class Update:
     determinism: DeterministicMode
     depth: Depth | None = Depth.BITS  # of audits; None: replays are off
     gate: Gate = field(init=False)
+    weights: WeightCheck = field(init=False)
     rhythm: Rhythm = field(init=False)
     deferred: bool = field(init=False)
     reduction: ReductionCheck | None = field(init=False)
@@ -58,6 +63,7 @@ class Update:
 
     def __post_init__(self) -> None:
         setup = self.setup
+        self.weights = WeightCheck(setup, self.examiner, self.ledger)
         self.gate = Gate(setup.optimizers, setup.comm, setup.device)
         self.reduction = reduction_check(setup, self.norms, self.ledger.note)
         self.rhythm = Rhythm(setup.comm, Pace(setup.schedule, self.ledger.step))
@@ -199,11 +205,11 @@ class Update:
                 return sighting
         if tally.checksum and not tally.reduced and self.reduction is not None:
             return self.reduction.sighting(record.step)
-        return self.examiner.reduced(record.step) if tally.reduced else None
+        return reduced(record.step, self.setup.naming) if tally.reduced else None
 
     def _examine(self, record: StepRecord, nonfinite: tuple[int, ...]) -> Sighting | None:
         """Replay the step around the ring; None when it passed or could not be compared."""
-        outcome: AuditPass | Sighting | ReplayOff | str
+        outcome: Outcome
         deep = record.audit and not (nonfinite and self.examiner.only_finiteness(record.micro_batches))
         step, count = record.step, record.micro_batches
         with deterministic(self.setup.schedule.deterministic):
@@ -220,23 +226,27 @@ class Update:
             return outcome
         if isinstance(outcome, AuditPass):
             self.ledger.audit_passed(record.step, outcome)
-        elif isinstance(outcome, ReplayOff):
-            self.no_replays(outcome)
+        elif isinstance(outcome, (ReplayOff, StatisticsOff)):
+            self.give_up(outcome)
             self.ledger.audit_skipped(record.step, outcome.reason)
         else:
             self.ledger.audit_skipped(record.step, outcome)
         return None
 
-    def no_replays(self, off: ReplayOff) -> None:
-        """From now on audits are skipped and counted; checks 1 and 3 go on."""
+    def give_up(self, what: ReplayOff | StatisticsOff) -> None:
+        """From now on audits compare less, or are skipped and counted; checks 1 and 3 go on."""
+        if isinstance(what, StatisticsOff):
+            self.watch.statistics.compared = False
+            self.ledger.note(f"running statistics are not compared: {what.reason}")
+            return
         self.depth = None
-        self.ledger.note(f"replay audits are off: {off.reason}")
+        self.ledger.note(f"replay audits are off: {what.reason}")
 
     def _overflow(self, step: int, tally: Tally, own: Tensor) -> Sighting | None:
         again = self.ledger.overflowed(
             frozenset(ranks_that(self.setup.comm, tally.nonfinite, own)), self.setup.comm.world
         )
-        return None if again is None else self.examiner.overflowing(step, again)
+        return None if again is None else overflowing(step, again, self.setup.rank_map)
 
     # -- the answer ------------------------------------------------------------------------------------
 
@@ -263,8 +273,7 @@ class Update:
         self.latch.trip(sighting, self.ledger, self.examiner.disputed)
 
     def drop_gradients(self) -> None:
-        for optimizer in self.setup.optimizers:
-            optimizer.zero_grad(set_to_none=True)  # an optimizer passes over parameters without one
+        drop_gradients(self.setup.optimizers, self.setup.parameters)
 
     # -- after -----------------------------------------------------------------------------------------
 
@@ -288,15 +297,9 @@ class Update:
             self.setup.reporter.progress(step, checks)
 
     def check_weights(self, *, state: bool = False) -> None:
-        """Check 3 on the weights as they are now, and on the optimizers' state."""
-        kept = self.examiner.optimizer_state() if state else {}
-        if kept is None:
-            self.ledger.note("optimizer state is not compared: the ranks do not keep the same entries")
-        divergence = self.examiner.compare_weights(kept)
-        if divergence:
-            sighting = self.examiner.weights(self.ledger.step, divergence)
+        """Check 3 as things are now; `state`: also on what is saved beside the weights."""
+        sighting = self.weights.look(state=state)
+        if sighting is not None:
             if self.setup.policy is not Policy.WARN:
                 self.alarm(sighting)
             self.ledger.warned(sighting)
-        else:
-            self.ledger.weights_passed(self.ledger.step, divergence.rows, len(kept or ()))

@@ -18,6 +18,7 @@ from . import _capture
 from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence, Recorder, finiteness, size_of
 from ._leaves import Leaves, Stop, inside_backward
+from ._statistics import Statistics
 from ._walk import named_buffers
 from .checks.nonfinite import GradientNorms
 from .checks.replay import apart, output_tensors
@@ -32,7 +33,7 @@ class MicroBatch:
     loss: Tensor | None = None
     inputs: list[tuple[Tensor, int]] = field(default_factory=list)  # with their version counters
     forwards: int = 0  # of the wrapped module inside it
-    outputs: tuple[int, int] = (0, 0)  # tensors, bytes
+    outputs: tuple[int, int] = (0, 0)  # tensors, bytes; running statistics with them
 
     def obstacle(self) -> str | None:
         """Why it cannot be computed again elsewhere; None when it can."""
@@ -78,6 +79,7 @@ class StepWatch:
         leaves: Leaves,
     ) -> None:
         self._module = module
+        self.statistics = Statistics(module)
         self._named = parameters
         self._norms = norms
         self._device = device
@@ -155,9 +157,9 @@ class StepWatch:
             output, inside = apart(output)
         tensors = list(output_tensors(output))
         if self._recorder is not None and self._is_chosen:
-            for tensor in tensors:
-                self._recorder.output(tensor)
-            self.batches[-1].outputs = _add(self.batches[-1].outputs, tensors)
+            left = self.statistics.now()
+            self._recorder.returned(tensors, left)
+            self.batches[-1].outputs = _add(self.batches[-1].outputs, [*tensors, *left])
         if not self.in_loss:
             self.batches[-1].loss = size_of(tensors)
             self._watch_seeds([t for t in tensors if t.requires_grad], inside)

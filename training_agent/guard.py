@@ -28,9 +28,10 @@ from ._examine import Examiner
 from ._farewell import Farewell
 from ._gradients import local_gradients
 from ._latch import AlarmLatch
-from ._ledger import Ledger, LoadedManifest, common_digests
+from ._ledger import Ledger
+from ._manifest import LoadedManifest, common_digests
 from ._phase import Phase
-from ._refusals import untraced, wrap_closure
+from ._refusals import unseen_save, untraced, wrap_closure
 from ._replayer import Replayer
 from ._ring import Ring
 from ._start import Start
@@ -113,14 +114,15 @@ class Guard:
         self._ledger = Ledger.begun(step, setup)
         self._determinism = DeterministicMode(attention=setup.schedule.forced)
         leaves, self._norms = local_gradients(setup, lambda: self._phase is Phase.TRAINING)
-        self._replayer = Replayer(setup, leaves)
-        self._latch = AlarmLatch(setup, self._replayer)
         self._watch = StepWatch(setup.module, setup.parameters, self._norms, setup.device, leaves)
+        self._replayer = Replayer(setup, leaves, self._watch.statistics)
+        self._latch = AlarmLatch(setup, self._replayer)
+        ring = Ring(setup.comm, setup.device, self._recompute, setup.sharding is not None)
         self._update = Update(
             setup,
             self._watch,
             self._norms,
-            Examiner(setup, Ring(setup.comm, setup.device, self._recompute, setup.sharding is not None)),
+            Examiner(setup, ring, self._watch.statistics),
             self._ledger,
             self._latch,
             self._determinism,
@@ -189,11 +191,7 @@ class Guard:
         if unseen and together:
             self._update.check_weights(state=schedule.optimizer_state)
         elif unseen:
-            raise ConfigurationError(
-                f"The weights of step {self.step} were not compared (last passed: {last}). Save at steps "
-                f"that are due: multiples of ckpt_every={schedule.ckpt_every} or "
-                f"check_every={schedule.check_every}."
-            )
+            raise unseen_save(self.step, last, schedule)
 
     def manifest(self) -> dict[str, Any]:
         """What the checkpoint of this step carries for `after_load`: JSON-able. A collective under HSDP."""
@@ -212,7 +210,8 @@ class Guard:
         """
         late = "guard.after_load() must come before the first forward." if self._start.done else ""
         loaded = LoadedManifest.read(manifest, self._setup.comm, late)
-        damaged = loaded.compare(self._setup.module, self._setup.comm)
+        state = self._update.weights.optimizer_state()
+        damaged = loaded.compare(self._setup.module, state, self._setup.comm)
         self._ledger.resume(loaded, manifest)
         self._update.restart(loaded.step)
         self._start.register(loaded.step)
@@ -255,10 +254,14 @@ class Guard:
     # -- 3. forward and backward -----------------------------------------------------------------------
 
     def _on_outer_forward(self, outer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._phase is Phase.TRAINING:
+            self._update.weights.steady.before_broadcast()
         if self._watching and not self._watch.in_loss:
             self._begin_step(lambda: outer(*args, **kwargs), backward_from_outputs)
 
     def _on_module_forward(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._phase is Phase.TRAINING:
+            self._update.weights.steady.after_broadcast()
         if self._watching and self._watch.open:
             self._start.preflight(Unit.MODULE, args, kwargs)
             self._watch.enter_module(args, kwargs)

@@ -47,6 +47,7 @@ class Facts:
     weights: dict[str, str]  # digest of each parameter before the update of `step`
     device: str  # "cpu" or "cuda"
     deterministic: bool = True  # kernels of the job's replays
+    statistics: int = 0  # rows at the end of the table that stand for running statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,8 @@ def _parsed(data: bytes, device: torch.device) -> Capsule:
     table = content["table"]
     if table.dtype is not torch.int64 or table.dim() != 2 or len(table) <= len(facts.parameters):
         raise CapsuleError("its table of digests has another shape than its parameters")
-    original = Evidence(Depth(facts.compared), table.cpu(), facts.tensors, facts.nbytes)
+    kind = Depth(facts.compared)
+    original = Evidence(kind, table.cpu(), facts.tensors, facts.nbytes, facts.statistics)
     return Capsule(facts, capture, original, content["state"], hashlib.sha256(data).hexdigest())
 
 

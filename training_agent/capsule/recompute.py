@@ -24,6 +24,7 @@ from .._blocks import Block, blocks_of
 from .._capture import Unit
 from .._evidence import Depth, Evidence
 from .._ring import COMPUTE_ERRORS
+from .._statistics import Statistics
 from ..checks.block import recompute_block, rows_of
 from ..checks.replay import recompute
 from ..contract import from_plain
@@ -136,6 +137,7 @@ def _once(capsule: Capsule, subject: Subject) -> Evidence:
             subject.device,
             facts.parameters,
             facts.read,
+            Statistics(subject.model, compared=facts.statistics > 0).now,
         )
     except COMPUTE_ERRORS as e:
         raise CapsuleError(
@@ -198,7 +200,9 @@ def _judged(capsule: Capsule, evidence: Evidence, truth: str | None) -> Repeat:
     own, again = capsule.original.table, evidence.table
     rows: list[str] = []
     if own.shape == again.shape:
-        names = [*facts.parameters, "loss", *(f"output {i}" for i in range(len(own)))]
+        outputs = len(own) - len(facts.parameters) - 1 - facts.statistics
+        names = [*facts.parameters, "loss", *(f"output {i}" for i in range(outputs))]
+        names += [f"running statistic {i}" for i in range(facts.statistics)]
         differing = (own != again).any(dim=1).nonzero().flatten().tolist()
         rows = [names[i] for i in differing]
     equal = None if truth is None else result == truth

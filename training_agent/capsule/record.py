@@ -172,6 +172,7 @@ def _bytes(
         weights=weight_digests(dict(weights)),
         device=device.type,
         deterministic=exhibit.deterministic,
+        statistics=exhibit.original.statistics,
     )
     state = {name: p.detach() for name, p in weights.items()}
     size = sum(p.numel() * p.element_size() for p in state.values())

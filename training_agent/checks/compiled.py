@@ -30,21 +30,26 @@ class CompiledReplay:
     ddp: the DDP module, perhaps inside the callable.
     model: what the loop calls.
     parameters: the trained ones by name, in the order of the rows of evidence.
+    statistics: what a forward left in running statistics, `Statistics.now`.
     """
 
     def __init__(
-        self, ddp: DistributedDataParallel, model: Any, parameters: Mapping[str, nn.Parameter]
+        self,
+        ddp: DistributedDataParallel,
+        model: Any,
+        parameters: Mapping[str, nn.Parameter],
+        statistics: Callable[[], Sequence[Tensor]],
     ) -> None:
         self.model = model
         self._ddp = ddp
         self._parameters = parameters
+        self._statistics = statistics
         self._recorder: Recorder | None = None
 
     def module_returned(self, output: Any) -> None:
         """The wrapped module's permanent hook: one that came and went with each replay would compile anew."""
         if self._recorder is not None:
-            for tensor in output_tensors(output):
-                self._recorder.output(tensor)
+            self._recorder.returned(output_tensors(output), self._statistics())
 
     def recompute(
         self,

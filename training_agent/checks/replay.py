@@ -33,6 +33,7 @@ def recompute(
     device: torch.device,
     parameters: Sequence[str] | None = None,
     read: Sequence[bool] | None = None,
+    statistics: Callable[[], Sequence[Tensor]] = tuple,
 ) -> Evidence:
     """Run the captured unit once more, without any reduction.
 
@@ -42,6 +43,7 @@ def recompute(
         depth: must be that of the evidence to compare with. BITS needs deterministic kernels on both sides.
         parameters: names behind the rows of the evidence; None: those that require a gradient now.
         read: whose gradients check 1 reads, as for `Recorder`.
+        statistics: what the forward left in running statistics, `Statistics.now`; nothing by default.
 
     Raises:
         RuntimeError and whatever the user's code raises: the unit cannot be computed here.
@@ -54,7 +56,11 @@ def recompute(
         name: alias_of(known[name], i, recorder) for i, name in enumerate(rows) if name in capture.trained
     }
     state: dict[str, Tensor] = {**aliases, **{n: b.clone() for n, b in capture.buffers.items()}}
-    watcher = module.register_forward_hook(lambda _module, _args, output: _record(output, recorder))
+
+    def returned(_module: nn.Module, _args: Any, output: Any) -> None:
+        recorder.returned(output_tensors(output), statistics())
+
+    watcher = module.register_forward_hook(returned)
     try:
         with reentered(capture, module, device):
             functional_call(
@@ -184,11 +190,6 @@ class _WithoutDdp:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ddp, name)
-
-
-def _record(output: Any, recorder: Recorder) -> None:
-    for tensor in output_tensors(output):
-        recorder.output(tensor)
 
 
 def alias_of(leaf: Tensor, index: int | None, recorder: Recorder) -> Tensor:

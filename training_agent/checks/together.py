@@ -7,7 +7,7 @@ away. Weights, gradients, buffers, RNG and switches are those from before. Next:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ class ReplayTogether:
     parameters: the trained ones by name, in the order of the rows of evidence.
     leaves: where their local gradients come to light.
     read: whose gradients check 1 reads, as for `Recorder`.
+    statistics: what a forward left in running statistics, `Statistics.now`.
     """
 
     def __init__(
@@ -38,17 +39,18 @@ class ReplayTogether:
         parameters: Mapping[str, nn.Parameter],
         leaves: GatheredLeaves,
         read: Sequence[bool],
+        statistics: Callable[[], Sequence[Tensor]],
     ) -> None:
         self._model, self._compute_loss = model, compute_loss
         self._parameters = list(parameters.values())
         self._leaves, self._read = leaves, read
+        self._statistics = statistics
         self._recorder: Recorder | None = None
 
     def module_returned(self, output: object) -> None:
         """The model returned `output` inside a replay."""
         if self._recorder is not None:
-            for tensor in output_tensors(output):
-                self._recorder.output(tensor)
+            self._recorder.returned(output_tensors(output), self._statistics())
 
     def recompute(self, capture: Capture, depth: Depth, device: torch.device) -> Evidence:
         """Run the captured unit once more.

@@ -33,6 +33,8 @@ class Divergence:
     bytes_compared: int = 0  # on each rank
     tensors_compared: int = 0
     rows: str = field(default="", repr=False, compare=False)  # digests of equal replicas: 48 hex digits each
+    # Of `beside`: a digest (48 hex digits) where all ranks hold one, None where they differ.
+    beside: Mapping[str, str | None] = field(default_factory=dict, repr=False, compare=False)
 
     def __bool__(self) -> bool:
         return bool(self.tensors)
@@ -44,6 +46,7 @@ def find_divergent_ranks(
     *,
     around: Callable[[], AbstractContextManager[object]] = nullcontext,
     device: torch.device | None = None,
+    beside: Mapping[str, Tensor] | None = None,
 ) -> Divergence:
     """Compare replicas bit by bit; a collective of `group`, with one host synchronisation.
 
@@ -59,6 +62,7 @@ def find_divergent_ranks(
             global ranks.
         around: makes the context in which each collective runs, and nothing else.
         device: whose memory `group` moves; None: where the first tensor lies.
+        beside: more tensors, in the same all-reduce: equal or not, and judged by the caller.
 
     Raises:
         ConfigurationError: DTensors of which each shard exists once, or that lie on several meshes.
@@ -68,20 +72,25 @@ def find_divergent_ranks(
 
     if group is None and any(is_sharded(t) for t in tensors.values()):
         return compare_shards(tensors, partial(find_divergent_ranks, around=around, device=device), around)
-    names = tuple(tensors)
-    compared = sum(t.numel() * t.element_size() for t in tensors.values())
-    if not names:
+    names, more = tuple(tensors), dict(beside or {})
+    compared = sum(t.numel() * t.element_size() for t in (*tensors.values(), *more.values()))
+    if not names and not more:
         return Divergence()
-    own = digest(list(tensors.values()))
+    own = digest([*tensors.values(), *more.values()])
     own = own if device is None else own.to(device)
     both = torch.cat([own, ~own], dim=1)
     with around():
         dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
         both = both.cpu()  # the host synchronisation; the digests of equal replicas come with it
-    suspects = (both[:, :WORDS] != ~both[:, WORDS:]).any(dim=1).nonzero().flatten().tolist()
+    differing = (both[:, :WORDS] != ~both[:, WORDS:]).any(dim=1).nonzero().flatten().tolist()
+    suspects = [i for i in differing if i < len(names)]
+    apart = {
+        name: None if i in differing else raw(both[i, :WORDS]) for i, name in enumerate(more, len(names))
+    }
+    total = len(names) + len(more)
     if not suspects:
-        rows = raw(both[:, :WORDS])
-        return Divergence(bytes_compared=compared, tensors_compared=len(names), rows=rows)
+        rows = raw(both[: len(names), :WORDS])
+        return Divergence(bytes_compared=compared, tensors_compared=total, rows=rows, beside=apart)
     world = dist.get_world_size(group)
 
     def gather(rows: Tensor) -> Tensor:
@@ -98,7 +107,8 @@ def find_divergent_ranks(
         ranks=tuple(sorted(members[i] for i in outvoted)),
         involved=tuple(sorted(members[i] for i in undecided)),
         bytes_compared=compared,
-        tensors_compared=len(names),
+        tensors_compared=total,
+        beside=apart,
     )
 
 
@@ -107,6 +117,7 @@ def compare_replicas(
     group: ProcessGroup,
     around: Callable[[], AbstractContextManager[object]] = nullcontext,
     device: torch.device | None = None,
+    beside: Mapping[str, Tensor] | None = None,
 ) -> Divergence:
     """`find_divergent_ranks` for tensors some of which are shards, as an optimizer's counters are not.
 
@@ -115,9 +126,9 @@ def compare_replicas(
     shards = {name: t for name, t in tensors.items() if is_sharded(t)}
     whole = {name: t for name, t in tensors.items() if name not in shards}
     if not shards:
-        return find_divergent_ranks(whole, group, around=around, device=device)
+        return find_divergent_ranks(whole, group, around=around, device=device, beside=beside)
     one = find_divergent_ranks(shards, around=around, device=device)
-    other = find_divergent_ranks(whole, group, around=around, device=device)
+    other = find_divergent_ranks(whole, group, around=around, device=device, beside=beside)
     differing = {*one.tensors, *other.tensors}
     return Divergence(
         tensors=tuple(name for name in tensors if name in differing),
@@ -125,6 +136,7 @@ def compare_replicas(
         involved=tuple(sorted({*one.involved, *other.involved})),
         bytes_compared=one.bytes_compared + other.bytes_compared,
         tensors_compared=one.tensors_compared + other.tensors_compared,
+        beside=other.beside,
     )
 
 

@@ -13,7 +13,8 @@ from tests.unit.agent.places import even_map
 from training_agent._alarm import Passes, Sighting, message, suspect_window, weights_findings
 from training_agent._compilers import eager_contests
 from training_agent._examine import Examiner
-from training_agent._ledger import Ledger, LoadedManifest, state_digests
+from training_agent._ledger import Ledger
+from training_agent._manifest import LoadedManifest, state_digests
 from training_agent._ring import Answer, contests
 from training_agent.checks.weights import Divergence
 from training_agent.contract import Alarm, Check, Finding, FindingKind, Independence, Job, Pair, ResumePoint
