@@ -57,8 +57,8 @@ _NOBODY_REPRODUCES = ReplayOff(
 class Examiner:
     """The replica group's judge. Every method is called on all ranks alike."""
 
-    def __init__(self, setup: Setup, ring: Ring, statistics: Statistics) -> None:
-        self._statistics = statistics
+    def __init__(self, setup: Setup, ring: Ring) -> None:
+        self._statistics = Statistics(setup.module)
         self._comm, self._ring, self._sharding = setup.comm, ring, setup.sharding
         self._rank_map = setup.rank_map
         self._rotate = setup.schedule.partner is Partner.ROTATE

@@ -10,12 +10,16 @@ it). It is taken for a master only if it has the values of the parameters that i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .checks.sharded import is_sharded
+
+if TYPE_CHECKING:
+    from ._startup import Setup
 
 PREFIX = "master weight of "
 
@@ -56,9 +60,9 @@ def _stands_for(master: Tensor, parameter: Tensor) -> bool:
     return torch.equal(master.to(parameter.device, parameter.dtype), parameter)
 
 
-def drop_gradients(optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter]) -> None:
+def drop_gradients(setup: Setup) -> None:
     """Take every gradient away, so that no update follows: an optimizer passes over what has none."""
-    for optimizer in optimizers:
+    for optimizer in setup.optimizers:
         optimizer.zero_grad(set_to_none=True)
-    for parameter in parameters.values():
+    for parameter in setup.parameters.values():
         parameter.grad = None  # the optimizers may hold masters of these

@@ -12,6 +12,7 @@ import torch
 
 from ._capture import DeviceState, reentered
 from ._evidence import Depth
+from ._masters import drop_gradients
 from ._startup import Setup
 from ._watch import StepRecord, StepWatch
 from .checks.nonfinite import GradientNorms
@@ -27,7 +28,7 @@ def retried(update: Update, record: StepRecord) -> bool:
     if not repeatable(setup, record, update.norms):
         log_line("warning", message="the step cannot be retried", step=record.step)
         return False
-    update.drop_gradients()
+    drop_gradients(setup)
     update.watch.begin(audit=record.audit, depth=update.depth or Depth.BITS)
     update.determinism.switch(setup.schedule.deterministic_step(record.audit))
     update.layers.again()

@@ -121,7 +121,7 @@ class Update:
         if self._last is not None and self.deferred:
             self.gate.hold(self._last, optimizer)
         if not self._applies:
-            self.drop_gradients()
+            drop_gradients(self.setup)
 
     def _enter_judgement(self, optimizer: Optimizer) -> None:
         record = self.watch.record(self.ledger.step + 1)
@@ -269,11 +269,8 @@ class Update:
         """Drop the gradients, tell, raise; in deferred mode a step is in progress."""
         self.determinism.leave()
         self.watch.end()
-        self.drop_gradients()
+        drop_gradients(self.setup)
         self.latch.trip(sighting, self.ledger, self.examiner.disputed)
-
-    def drop_gradients(self) -> None:
-        drop_gradients(self.setup.optimizers, self.setup.parameters)
 
     # -- after -----------------------------------------------------------------------------------------
 

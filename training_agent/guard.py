@@ -117,12 +117,11 @@ class Guard:
         self._watch = StepWatch(setup.module, setup.parameters, self._norms, setup.device, leaves)
         self._replayer = Replayer(setup, leaves, self._watch.statistics)
         self._latch = AlarmLatch(setup, self._replayer)
-        ring = Ring(setup.comm, setup.device, self._recompute, setup.sharding is not None)
         self._update = Update(
             setup,
             self._watch,
             self._norms,
-            Examiner(setup, ring, self._watch.statistics),
+            Examiner(setup, Ring(setup.comm, setup.device, self._recompute, setup.sharding is not None)),
             self._ledger,
             self._latch,
             self._determinism,
@@ -210,13 +209,11 @@ class Guard:
         """
         late = "guard.after_load() must come before the first forward." if self._start.done else ""
         loaded = LoadedManifest.read(manifest, self._setup.comm, late)
-        state = self._update.weights.optimizer_state()
-        damaged = loaded.compare(self._setup.module, state, self._setup.comm)
+        damaged = loaded.compare(self._setup.module, self._update.weights.optimizer_state(), self._setup.comm)
         self._ledger.resume(loaded, manifest)
         self._update.restart(loaded.step)
         self._start.register(loaded.step)
-        if self._setup.weights_off is None:
-            # names a rank that alone holds other bits than were saved
+        if self._setup.weights_off is None:  # names a rank that alone holds other bits than were saved
             self._update.check_weights(state=self._setup.schedule.optimizer_state)
         if damaged:
             raise CheckpointError(damaged)

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.bench.counting import counted
 from tests.distributed.models import batch_for
 from tests.distributed.small_model import settings_for
 from tests.distributed.state_models import (
@@ -245,6 +246,22 @@ def loaded(damage: Callable[[dict[str, Any]], None], **how: bool) -> dict[str, A
     return Job().load(checkpoint, **how)
 
 
+def cost() -> dict[str, Any]:
+    """What one check sends and waits for, without and with what is saved beside the weights."""
+    found: dict[str, Any] = {}
+
+    def look(job: Job, now: int) -> None:
+        assert job.guard is not None
+        if now in (3, 5):  # between the steps; buffers were learned at step 2
+            check = partial(job.guard._update.check_weights, state=now == 5)
+            found["state" if now == 5 else "weights"] = counted(check).as_dict()
+
+    job = Job(between=look, schedule=Schedule(None, 2, 2), steps=5)
+    books = job.run()
+    assert not books["error"]
+    return {**found, "weights_there": len(list(job.model.parameters())), **books}
+
+
 def blind(job: Job) -> dict[str, Any]:
     """The same without the comparison of statistics."""
     own, _statistics.Statistics.now = _statistics.Statistics.now, lambda _self: []  # type: ignore[method-assign]
@@ -286,6 +303,7 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "masters: nan, skipped": Job(Halves, masters="one each", prepare=nan_gradient, policy="skip").run,
     "masters: others": Job(Halves, masters="one each", other=True).run,
     "extra": Job(Halves, extra=True).run,
+    "cost": cost,
     "loaded": lambda: loaded(lambda _checkpoint: None),
     "loaded: damaged moment": lambda: loaded(damaged_moment),
     "loaded: damaged buffer": lambda: loaded(damaged_buffer),
@@ -295,6 +313,7 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "statistics: once": Job(schedule=AUDITS, prepare=statistics_fault((Phase.TRAINING,), range(4, 5))).run,
     "statistics: blind": partial(blind, Job(schedule=AUDITS, prepare=PERSISTENT)),
     "statistics: checkpointed, accumulated": Job(Checkpointed, schedule=AUDITS, micro_batches=3).run,
+    "statistics: forward only": Job(schedule=Schedule(2, 100, None, kernels="default")).run,
     "statistics: rank 0's histogram": Job(lambda: Histogram(RANK), schedule=AUDITS, steps=12, ddp=ALONE).run,
     "statistics: set differently": Job(schedule=AUDITS, between=other_momentum).run,
     "statistics: not reproducible": Job(

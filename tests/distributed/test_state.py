@@ -114,6 +114,16 @@ def test_long_no_false_alarm_in_a_thousand_checks_of_buffers(tmp_path: Any) -> N
     assert [quiet(found, name)["weight_checks_passed"] for name in found] == [1001, 1001]
 
 
+def test_buffers_join_the_all_reduces_that_the_optimizers_state_needs(runs: Results) -> None:
+    for r in runs["cost"]:
+        weights, state, manifest = r["weights"], r["state"], r["manifest"]
+        assert (weights["collectives"], weights["sent_bytes"]) == (1, 48 * r["weights_there"])
+        tensors = r["weights_there"] + manifest["state_tensors_compared"] + manifest["buffers_compared"]
+        flags = 2 * 2 + manifest["buffers_compared"]  # who wrote what, and whether all keep the same
+        assert (state["collectives"], state["by_name"]["c10d::allreduce_"]) == (2, 2)
+        assert state["sent_bytes"] == 48 * tensors + 8 * flags
+
+
 # -- optimizer state and master weights ----------------------------------------------------------------
 
 STATE = {
@@ -194,7 +204,7 @@ def test_without_their_rows_nobody_sees_wrong_statistics(runs: Results) -> None:
 
 @pytest.mark.parametrize(
     ("name", "audits"),
-    [("checkpointed, accumulated", 3), ("rank 0's histogram", 6)],
+    [("checkpointed, accumulated", 3), ("forward only", 3), ("rank 0's histogram", 6)],
 )
 def test_statistics_that_are_written_twice_and_a_ranks_own_buffers_pass_audits(
     runs: Results, name: str, audits: int
