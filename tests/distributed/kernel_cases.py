@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.distributed import loops, models
-from tests.distributed.cases import Case
+from tests.distributed.cases import Case, fused
 from tests.distributed.loops import Loop
 from training_agent import Schedule
 from training_agent._phase import Phase
@@ -89,6 +89,11 @@ def only(kernel: bool) -> Strike:
     return strike
 
 
+def nan_once(step: int, phase: Phase) -> float | None:
+    """Deferred mode raises in the middle of the step after it."""
+    return float("nan") if step == 5 and phase is Phase.TRAINING else None
+
+
 def case(kernels: str, **changes: Any) -> Case:
     """Audits at 2, 4 and 6."""
     with warnings.catch_warnings():
@@ -103,5 +108,7 @@ def runs() -> Iterator[tuple[str, Case, bool, Strike | None]]:
         yield f"{kernels}: clean", case(kernels), True, None
         yield f"{kernels}: other", case(kernels), True, only(kernel=False)
         yield f"{kernels}: deterministic", case(kernels), True, only(kernel=True)
+    late = case("forced", optimizers=fused, options={"mode": "deferred"})
+    yield "forced: deferred", late, True, nan_once
     yield "forced: unguarded", case("forced", step=in_forced_kernels), False, None
     yield "forced: evaluation", case("forced", build=Late, step=evaluate_after), True, None

@@ -73,6 +73,7 @@ def train(
         out["error"] = str(e)
         if isinstance(e, SdcAlarm):
             out["alarm"] = encode(e.alarm)
+    out["left on"] = torch.are_deterministic_algorithms_enabled()
     if loop.guard is not None:
         out["guard step"] = loop.guard.step
         out["manifest"] = loop.guard.manifest()

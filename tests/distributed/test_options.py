@@ -128,6 +128,15 @@ def test_each_start_says_its_kernels(ended: tuple[Any, list[dict[str, Any]]]) ->
     assert "attention" not in said["switched"], "the user's own"
 
 
+def test_nothing_stays_switched_after_an_end_or_an_alarm(runs: dict[str, Results]) -> None:
+    assert the_alarm(runs["kernels: forced: deferred"]).step == 5
+    assert [r["ended at"] for r in runs["kernels: forced: deferred"]] == [6] * RANKS, (
+        "in the middle of a step"
+    )
+    trained = [results for results in runs.values() if "left on" in results[0]]
+    assert len(trained) > 10 and not any(r["left on"] for results in trained for r in results)
+
+
 # -- audits by outcome ---------------------------------------------------------------------------------
 
 
