@@ -74,20 +74,19 @@ class Farewell:
         """Deferred mode: judge what is pending; without the other ranks the alarm names nobody."""
         update, pending = self.update, self.update.pending
         tally = None if pending is None else pending.count.read()
-        overflow = tally is not None and bool(tally.overflow)  # normal, also where nobody can be asked
-        flagged = tally is not None and tally.suspicious and not overflow
+        if tally is not None and tally.overflow:
+            return  # normal: not worth a question to ranks that may be elsewhere, or gone
+        flagged = tally is not None and tally.suspicious
         try:
             try:
                 update.drain()
             except AgentError as e:
-                if overflow and not isinstance(e, SdcAlarm):
-                    return
                 if not flagged or isinstance(e, SdcAlarm):
                     raise
                 assert pending is not None
                 update.alarm(_unexamined(pending.record.step))
         except Exception as e:
-            if not flagged and not isinstance(e, SdcAlarm):
+            if not flagged:
                 raise
             sys.stderr.write(f"{e}\n")  # nothing else would: the interpreter is on its way out
             exit_codes.leave(ExitCode.ALARM)
