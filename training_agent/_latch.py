@@ -63,7 +63,7 @@ class AlarmLatch:
                 log_line("alarm", rank=setup.comm.rank, alarm=to_plain(self._alarm))
             reported = time.monotonic()
             files = [] if sealed is None else [(Path(sealed.ref.path), sealed.data)]
-            write_all([*files, *self._trail(sighting, ledger.trail)], FAREWELL)
+            write_all([*files, *self._trail(self._alarm, ledger.trail)], FAREWELL)
             left = FAREWELL - timedelta(seconds=time.monotonic() - reported)
             setup.comm.meet(f"alarm/{self._alarm.step}/{self._alarm.time}", max(left, timedelta()))
         raise SdcAlarm(self._alarm, _alarm.message(self._alarm))
@@ -92,13 +92,13 @@ class AlarmLatch:
         weights = dict(setup.module.named_parameters())
         return seal(scene, exhibit, rows, weights, setup.settings, setup.device)
 
-    def _trail(self, sighting: Sighting, trail: Trail) -> list[tuple[Path, bytes]]:
+    def _trail(self, alarm: Alarm, trail: Trail) -> list[tuple[Path, bytes]]:
         """What `sdc bisect` compares with, from the first rank."""
         setup = self._setup
-        if not setup.comm.is_first or sighting.check is Check.WEIGHTS or setup.sharding is not None:
+        if not setup.comm.is_first or alarm.check is Check.WEIGHTS or setup.sharding is not None:
             return []
         weights = dict(setup.module.named_parameters())
-        return trail_file(setup.settings, sighting.step, setup.comm.world, weights, trail)
+        return trail_file(setup.settings, alarm, setup.comm.world, weights, trail)
 
     def raise_again(self) -> None:
         """Raise the alarm that was raised before, if any."""

@@ -20,7 +20,7 @@ from .._capture import Capture
 from .._evidence import Evidence
 from .._patience import within
 from .._trail import Trail
-from ..contract import CapsuleRef, Contest, Finding, Place
+from ..contract import Alarm, CapsuleRef, Contest, Finding, Place, trail_name
 from ..determinism import deterministic, environment
 from ..digest import digest
 from ..errors import CapsuleError
@@ -85,27 +85,21 @@ def write_all(files: Sequence[tuple[Path, bytes]], patience: timedelta) -> None:
 
 def trail_file(
     settings: AgentSettings,
-    step: int,
+    alarm: Alarm,
     world: int,
     weights: Mapping[str, Tensor],
     trail: Trail,
 ) -> list[tuple[Path, bytes]]:
-    """The trail up to the weights as they are now, before the update of `step`, for `write_all`."""
+    """The trail up to the weights as they are now, before the update of its step, for `write_all`."""
     if settings.shared_dir is None or not settings.capsule_bytes:
         return []
     try:
-        now = step - 1, _trail.short(_trail.raw(digest([p.detach() for p in weights.values()])))
+        now = alarm.step - 1, _trail.short(_trail.raw(digest([p.detach() for p in weights.values()])))
     except RuntimeError as e:  # the accelerator's own trouble must not cost the alarm
         log_line("warning", message=f"There is no trail of this alarm: {e}")
         return []
-    text = _trail.text(step, world, list(weights), now, trail)
-    name = trail_name(step, settings.job.attempt)
-    return [(settings.shared_dir / FOLDER / name, text.encode())]
-
-
-def trail_name(step: int, attempt: int) -> str:
-    """Of the file in `FOLDER`."""
-    return f"trail-step-{step}-attempt-{attempt}.json"
+    text = _trail.text(alarm.step, world, list(weights), now, trail)
+    return [(settings.shared_dir / FOLDER / trail_name(alarm), text.encode())]
 
 
 def seal(

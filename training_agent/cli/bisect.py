@@ -19,7 +19,7 @@ from .._bisecting import Plan
 from .._trail import short_of
 from ..bisect import Case, Kind, Result, Seen, Start, Task, search
 from ..checkpoint import CheckpointStore
-from ..contract import Alarm, Check, ContractError, Env, ExitCode, decode, occurrence_key
+from ..contract import Alarm, Check, ContractError, Env, ExitCode, decode, occurrence_key, trail_name
 from ..contract import delivery_key as key_of
 from ..shared_files import write_atomic
 from .failures import CannotAskError, CliError, Exit, NotFoundError
@@ -93,8 +93,7 @@ def _alarm(path: Path) -> Alarm:
 
 
 def _trail(wanted: Search, alarm: Alarm) -> dict[str, Any]:
-    name = f"trail-step-{alarm.step}-attempt-{alarm.job.attempt}.json"
-    path = wanted.trail or wanted.alarm.parent.parent / "capsules" / name
+    path = wanted.trail or wanted.alarm.parent.parent / "capsules" / trail_name(alarm)
     try:
         trail = json.loads(path.read_text())
         int(trail["world"]), [(int(s), str(d)) for s, d in trail["points"]], [str(n) for n in trail["names"]]

@@ -29,6 +29,7 @@ from .codec import (
     from_plain,
     occurrence_key,
     to_plain,
+    trail_name,
 )
 from .console import console_url
 from .names import (
@@ -79,6 +80,7 @@ __all__ = [
     "from_plain",
     "occurrence_key",
     "to_plain",
+    "trail_name",
     "EVENT_SOURCE",
     "INSTANCE_ID_PATTERN",
     "MAX_DETAIL_BYTES",

@@ -102,6 +102,12 @@ def occurrence_key(key: str, attempt: int) -> str:
     return f"{key}#{attempt}"
 
 
+def trail_name(alarm: Alarm) -> str:
+    """Of the trail of an alarm, in the folder of the repro capsules: one for each group that alarms."""
+    group = f"-{hashlib.sha256(alarm.group.encode()).hexdigest()[:8]}" if alarm.group else ""
+    return f"trail-step-{alarm.step}-attempt-{alarm.job.attempt}{group}.json"
+
+
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):

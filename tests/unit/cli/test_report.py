@@ -239,6 +239,17 @@ def test_the_report_as_it_is_written(kind: str, tmp_path: Path, snapshot: Snapsh
     assert all(v in ids for _, a in document.tags for v in (a.get("aria-labelledby") or "").split())
 
 
+def test_an_alarm_of_another_group_at_the_same_step_is_shown_beside_the_incident_of_the_first(
+    tmp_path: Path,
+) -> None:
+    record = incident()
+    assert record.alarm is not None
+    read_run = read(run_folder(tmp_path, record.alarm))
+    for group, shown_twice in (("", False), ("3 ranks from 3 on (0a1b2c3d)", True)):
+        run = replace(read_run, alarms=(replace(record.alarm, group=group),))
+        assert ("<h3>Alarm of check" in page.render(run, (record,), "", NOW)) is shown_twice
+
+
 def test_every_field_is_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     alarm = raised("C1", evil)

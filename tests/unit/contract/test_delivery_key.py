@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.report.builders import a_finding, an_alarm
-from training_agent.contract import Alarm, Check, Finding, FindingKind, decode, delivery_key, encode
+from training_agent.contract import (
+    Alarm,
+    Check,
+    Finding,
+    FindingKind,
+    decode,
+    delivery_key,
+    encode,
+    trail_name,
+)
 from training_agent.quarantine import entries_of
 from training_agent.spool import name_of
 
@@ -20,6 +29,7 @@ def test_alarms_of_two_groups_or_guards_that_name_nobody_at_one_step_share_no_ke
     second = replace(first, group=other)
     assert delivery_key(first) != delivery_key(second)
     assert name_of(first) != name_of(second)  # the first rank's file stands: it would be the only one
+    assert trail_name(first) == "trail-step-30-attempt-2.json" != trail_name(second)
     assert {e.delivery_key for e in entries_of(first)}.isdisjoint(e.delivery_key for e in entries_of(second))
 
 

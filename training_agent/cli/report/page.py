@@ -14,7 +14,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from ...contract import Alarm
+from ...contract import Alarm, delivery_key, occurrence_key
 from ...pictures import TEMPLATES, Picture, ring
 from ...pictures import timeline as alarm_timeline
 from ..screen import duration
@@ -102,8 +102,8 @@ def _title(run: Run | None, records: Sequence[Record]) -> str:
     return f"Run {run.job or Path(run.folder).name}"
 
 
-def _identity(alarm: Alarm) -> tuple[str, int, str, int, tuple[int, ...]]:
-    return alarm.job.uid, alarm.job.attempt, alarm.check.value, alarm.step, alarm.named_ranks
+def _identity(alarm: Alarm) -> str:
+    return occurrence_key(delivery_key(alarm), alarm.job.attempt)
 
 
 _STYLE = Markup((HERE / "report.css").read_text(encoding="utf-8"))  # noqa: S704  # our own file
