@@ -159,7 +159,6 @@ CASES: dict[str, Case] = {
     "fp16 autocast, scaler": Case(step=loops.half, scaler=2.0**4),
     "fp16 autocast, scaler, fused": Case(step=loops.half, scaler=2.0**4, optimizers=fused),
     "forward-only audits": Case(schedule=_schedule(kernels="default")),
-    "forced kernels": Case(schedule=_schedule(kernels="forced")),
     "forced kernels, deferred": Case(
         optimizers=fused, options=_DEFERRED, schedule=_schedule(kernels="forced")
     ),

@@ -251,6 +251,7 @@ def long(mesh: Any, bad: int) -> Iterator[tuple[str, dict[str, Any]]]:
     loose = Schedule(2, 2, 2, kernels="default")
     yield from both(mesh, "module", whole_loss=False)
     yield from both(mesh, "forward-only audits", schedule=loose)
+    yield from both(mesh, "forced kernels", schedule=Schedule(2, 2, 2, kernels="forced"))
     once = Job(mesh, whole_loss=False)
     yield "once", spoiled(once, bad, lambda: once.step == STEPS and once.training())
     replayer = Job(mesh)

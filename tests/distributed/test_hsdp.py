@@ -154,7 +154,7 @@ def test_of_two_replicas_weights_name_nobody_and_replays_a_bad_gpu_among_all_fou
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("loop", ["module", "forward-only audits"])
+@pytest.mark.parametrize("loop", ["module", "forward-only audits", "forced kernels"])
 def test_long_a_guarded_run_has_the_bits_of_an_unguarded_one(long: Results, loop: str) -> None:
     assert healthy(long, loop)["loss_audited"] is (loop != "module")
 
