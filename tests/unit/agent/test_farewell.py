@@ -59,7 +59,7 @@ class Step:
         self.judged.append("skipped")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def no_scalers_of_other_tests() -> None:
     gc.collect()
 
