@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from . import _capture
 from ._block_graph import Edge, Node, used_outside
+from ._block_inputs import Views, unfit
 from ._blocks import Block
 from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence, Recorder
@@ -29,10 +29,6 @@ from ._watch import StepRecord, StepWatch
 from .checks.nonfinite import GradientNorms, at_end_of_backward
 from .checks.replay import apart, output_tensors
 from .determinism import DeterministicMode
-
-# What no forward can change behind a capture's back.
-_CONSTANT = (bool, int, float, complex, str, bytes, Enum, slice, range,
-             torch.dtype, torch.device, torch.layout, torch.memory_format)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +135,16 @@ class BlockWatch:
             return None
         self._inside = True
         self._deterministic()
-        self._problem = _unfit((args, kwargs))
+        self._problem = unfit((args, kwargs))
         if self._problem is not None:
             return None
-        views = _Views(self._on_input)
+        views = Views(self._on_input)
         seen = views.of(args), {k: views.of(v) for k, v in kwargs.items()}
         self._waiting, self._starts = len(views.made), [v.grad_fn for v in views.made.values()]
         self._take(args, kwargs, views)
         return seen
 
-    def _take(self, args: tuple[Any, ...], kwargs: dict[str, Any], views: _Views) -> None:
+    def _take(self, args: tuple[Any, ...], kwargs: dict[str, Any], views: Views) -> None:
         """Everything that a peer needs: tensors by reference, without the graph behind them."""
         kept: dict[int, Tensor] = {}
 
@@ -271,39 +267,3 @@ class BlockWatch:
             f"{recorder.tensors} tensors with {recorder.nbytes} bytes of {self.block.title} were digested, "
             f"{len(wanted)} with {sum(wanted)} were expected"
         )
-
-
-class _Views:
-    """Views that stand for a block's inputs, so that a gradient hook on one sees this block's part alone.
-
-    Containers that the block may write to are handed on as they are, and so are leaves, which autocast knows
-    by their identity: their gradients are not compared.
-    """
-
-    def __init__(self, on_gradient: Callable[[int, Tensor], None]) -> None:
-        self._on_gradient = on_gradient
-        self.made: dict[int, Tensor] = {}  # by the `id` of the input
-
-    def of(self, value: Any) -> Any:
-        """The value with views in it."""
-        if type(value) is tuple:
-            return tuple(self.of(v) for v in value)
-        if not isinstance(value, Tensor) or not value.requires_grad or value.is_leaf:
-            return value
-        if id(value) not in self.made:
-            view, number = value.view_as(value), len(self.made)
-            view.register_hook(lambda gradient: self._on_gradient(number, gradient))  # type: ignore[no-untyped-call]
-            self.made[id(value)] = view
-        return self.made[id(value)]
-
-
-def _unfit(arguments: Any) -> str | None:
-    """Why arguments cannot be recorded by reference."""
-    for value in tree_leaves(arguments):
-        if value is None or isinstance(value, _CONSTANT):
-            continue
-        if not isinstance(value, Tensor):
-            return f"takes a {type(value).__name__}, which its forward may change"
-        if type(value) not in (Tensor, nn.Parameter) or value.layout is not torch.strided:
-            return f"takes a tensor of the kind {type(value).__name__}, {value.layout}"
-    return None

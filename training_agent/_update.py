@@ -131,18 +131,16 @@ class Update:
         if self.deferred and not record.audit and not layer:
             state = DeviceState.now(self.setup.device, self.watch.copy_buffers())
             self.pending = Pending(record, count, own, state)
-            self._clock(record.step, audit=False, layer=False)
+            self.rhythm.judged(record.step, audit=False)
+            self.layers.clock(record.step, audit=False)
             return
         tally = count.read()
         self._applies = not tally.overflow
         self._respond(record, self.judge(record, tally, own))
         calm = not tally.overflow
-        self._clock(record.step, audit=record.audit and calm, layer=layer and calm)
+        self.rhythm.judged(record.step, audit=record.audit and calm)
+        self.layers.clock(record.step, audit=layer and calm)
         self.rhythm.seen(record.step, tally)
-
-    def _clock(self, step: int, *, audit: bool, layer: bool) -> None:
-        self.rhythm.judged(step, audit=audit)
-        self.layers.clock(step, audit=layer)
 
     def count(self, optimizer: Optimizer) -> tuple[Count, Tensor]:
         device = self.setup.device
@@ -195,14 +193,13 @@ class Update:
         if tally.overflow:
             return self._overflow(record.step, tally, own)
         self.ledger.overflow_free()
+        sighting = None
         if tally.nonfinite or record.audit:
             sighting = self._examine(record, ranks_that(self.setup.comm, tally.nonfinite, own))
-            if sighting is not None:
-                return sighting
         elif self.layers.armed:
             sighting = self.layers.judge(record)
-            if sighting is not None:
-                return sighting
+        if sighting is not None:
+            return sighting
         if tally.checksum and not tally.reduced and self.reduction is not None:
             return self.reduction.sighting(record.step)
         return reduced(record.step, self.setup.naming) if tally.reduced else None

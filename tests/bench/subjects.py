@@ -27,10 +27,12 @@ FORWARD, LAZY = "ours, forward audits", "ours, lazy naming"
 ANY_TIME = "ours, saves at any time"  # each weight check compares the optimizer's state as well
 REDUCTION, OUTCOME = "ours, checksum of the reduction", "ours, rate by outcome"
 FORCED = "ours, kernels forced on every step"
+LAYERS = "ours, layer audit every step"
 OPTIONS: dict[str, dict[str, Any]] = {  # what their schedules ask for beside the usual
     REDUCTION: {"reduction": True},  # nearly all of its rounds still measure the noise: no cheaper
     OUTCOME: {"max_poisoned_steps": AUDIT_EVERY - 1},
     FORCED: {"kernels": "forced"},
+    LAYERS: {"layer_every": 1},  # on every step without a whole audit
 }
 GROUPS = {
     "schedules": (PLAIN, AGAIN, PUBLISHED, OURS, FORWARD, LAZY, ANY_TIME),

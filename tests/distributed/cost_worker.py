@@ -43,6 +43,7 @@ def main(out: Path) -> None:
             ("guarded", {}, nothing),
             ("lazy naming", {"naming": "lazy"}, nothing),
             ("with item", {}, lambda loss: loss.item()),
+            ("layers between", {"schedule": Schedule(1000, 100, None, layer_every=500)}, nothing),
             ("checksum", {"schedule": Schedule(None, 100, None, reduction=True)}, nothing),
         ):
             guarded, _ = count(rank, mode, options, user)

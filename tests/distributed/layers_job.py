@@ -31,12 +31,14 @@ from tests.distributed.layers_models import (
     Telling,
 )
 from tests.distributed.small_model import fingerprint
+from tests.matrix.layers_job import UNIFORM, Struck
 from training_agent import AgentSettings, Guard, Schedule, SdcAlarm, attach
 from training_agent.contract import Job, encode
 from training_agent.faults import Element, FaultSpec, Injection, Persistence, Phase, Where
 from training_agent.schedule import ScheduleWarning
 
 BAD = 1
+SAMPLE = 35  # of the faults behind the published probability
 Strike = Callable[[Any], tuple[nn.Module, FaultSpec]]  # from the model: the layer, and what strikes it
 
 
@@ -173,6 +175,7 @@ def scenarios(rank: int, out: Path) -> dict[str, Callable[[], dict[str, Any]]]:
         runs[f"{name}: unlayered"] = lambda kind=kind: run(kind, rank, layered=False)
     for name, (kind, *_) in UNFIT.items():
         runs[name] = lambda kind=kind: run(kind, rank)
+    runs["sample"] = lambda: {"seen": Struck(UNIFORM).run(SAMPLE)}
     runs["skip connection"] = lambda: run(SKIPPING, rank)
     runs["scaler"] = lambda: run(SCALED, rank)
     runs["kernels"] = lambda: {**run(TELLING, rank), "told": Telling.told}

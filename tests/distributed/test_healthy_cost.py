@@ -70,6 +70,14 @@ def test_lazy_naming_reads_no_large_local_gradient(
     assert (steps[0]["host_syncs"], steps[0]["collectives"]) == (full["host_syncs"], full["collectives"])
 
 
+@pytest.mark.parametrize("mode", ["immediate", "deferred"])
+def test_a_step_without_a_layer_audit_costs_nothing_more_where_those_are_on(
+    added: dict[int, Any], mode: str
+) -> None:
+    for ranks in RANKS:
+        assert added[ranks][f"{mode}, layers between"] == added[ranks][f"{mode}, guarded"]
+
+
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_large_batch_is_on_its_way_while_the_backward_runs_and_a_small_one_is_not(
     added: dict[int, Any], ranks: int

@@ -11,6 +11,7 @@ import torch
 
 from tests.distributed.conftest import launch
 from tests.distributed.layers_models import HEALTHY, UNFIT, Checkpointed
+from tests.matrix.layers import merged, surprises
 from training_agent.capsule import content as capsule
 from training_agent.capsule.recompute import Answer, replay
 from training_agent.capsule.subject import Subject, put_weights
@@ -152,6 +153,16 @@ def test_the_capsule_of_a_block_is_computed_again_without_the_job(runs: dict[str
     outcome = replay(found, subject, 2)
     assert outcome.answer is Answer.EQUAL, outcome.why
     assert outcome.repeats[0].differs_in == ("layers.1.feed_forward.2.weight",)  # from what the GPU got
+
+
+def test_a_sample_of_random_faults_is_caught_in_its_blocks_turn_and_nobody_else_is_named(
+    runs: dict[str, Results],
+) -> None:
+    seen = merged([r["seen"] for r in runs["sample"]])
+    faults = [s for s in seen if s.changed]
+    assert len(faults) == 35
+    assert surprises(seen) == []
+    assert 0 < sum(s.alarmed for s in faults) < 15  # of seven blocks one has its turn
 
 
 def test_a_resumed_run_goes_on_where_it_was(runs: dict[str, Results]) -> None:

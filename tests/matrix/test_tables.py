@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.matrix import false_alarms, quiet_job, reduction, reduction_job, sensitivity, sensitivity_job
+from tests.matrix import (
+    false_alarms,
+    layers,
+    quiet_job,
+    reduction,
+    reduction_job,
+    sensitivity,
+    sensitivity_job,
+)
 from tests.matrix.markdown import section
 from training_agent.faults import Flip
 
@@ -34,6 +42,10 @@ def test_tables_in_the_docs_have_the_shape_of_their_commands() -> None:
     assert section("false alarms").splitlines()[-1].startswith("| all | ")
     kinds = [line.split(" | ")[0].removeprefix("| ") for line in section("reduction").splitlines()[2:]]
     assert kinds == [*reduction_job.KINDS, "all"]
+    drawn = [line.split(" | ")[0].removeprefix("| ") for line in section("layers").splitlines()[2:]]
+    places = [f"of these: {place}" for place in layers.PLACES]
+    assert drawn == [layers.UNIFORM, *places, layers.BY_SHARE, layers.OUTSIDE, "none: healthy steps"]
+    assert {line.split(" | ")[-1] for line in section("layers").splitlines()[2:]} == {"0 |"}
 
 
 @pytest.mark.soak
@@ -84,3 +96,10 @@ def test_a3_two_hundred_audits_of_a_backward_that_is_not_reproducible_accuse_nob
     for rank in ranks:
         assert "the backward is not reproducible on ranks [0, 1, 2]" in rank["notes"][0]
         assert rank["tensors_compared"] == 2  # output and loss
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_layer_audits_catch_a_fault_in_its_blocks_turn_never_out_of_it_and_name_nobody_else() -> None:
+    for seen in layers.count(700, *layers.DRAWS).values():
+        assert layers.surprises(seen) == []

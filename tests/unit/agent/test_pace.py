@@ -122,11 +122,22 @@ def test_plain_intervals_stay_what_they_are() -> None:
     "options",
     [{"max_poisoned_steps": 0}, {"max_poisoned_steps": 1.5}, {"overhead_budget": 0}]
     + [{"overhead_budget": b} for b in (1.5, -0.1, float("nan"), True)]
-    + [{"max_poisoned_steps": 5, "audit_every": None}],
+    + [{"max_poisoned_steps": 5, "audit_every": None}]
+    + [{"layer_every": 0}, {"layer_budget": 1.5}, {"layer_every": 1, "audit_every": None}],
 )
 def test_what_is_no_outcome_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         schedule(**options)
+
+
+def test_layer_audits_keep_a_pace_of_their_own() -> None:
+    fixed = Pace(schedule(layer_every=3, max_poisoned_steps=9).of_layers, 0)
+    assert [s for s in range(1, 13) if fixed.due(s)] == [3, 6, 9, 12]
+    priced = Pace(schedule(layer_budget=0.5).of_layers, 0)
+    assert [s for s in range(1, 12) if priced.due(s)] == [10, 11]  # until the first was made
+    priced.audited(10)
+    priced.measured(400)
+    assert priced.rate(500).every == 1
 
 
 def test_a_spike_is_four_times_the_recent_median() -> None:
