@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.bench.counting import counted
 from tests.distributed.models import batch_for
-from tests.distributed.small_model import settings_for
+from tests.distributed.small_model import fingerprint, settings_for
 from tests.distributed.state_models import (
     EVERYWHERE,
     Buffered,
@@ -82,6 +82,7 @@ class Job:
                 schedule=self.schedule,
                 settings=settings_for(RANK),
                 policy=self.policy,
+                finish=self._copy_gradients if self.policy == "retry" else None,
             )
             # first of all: a check of this very step must see what the hook below does
             self.prepare(self, 0)
@@ -123,7 +124,7 @@ class Job:
 
     def _books(self) -> dict[str, Any]:
         assert self.guard is not None
-        return {"manifest": self.guard.manifest()}
+        return {"manifest": self.guard.manifest(), "end": fingerprint(self.model)}
 
     def _step(self, ddp: nn.Module) -> None:
         assert self.guard is not None
@@ -133,14 +134,17 @@ class Job:
             last = micro == self.micro_batches - 1
             with nullcontext() if last else ddp.no_sync():  # type: ignore[operator]
                 self.guard.compute_loss(ddp, batch_for(RANK, self.step, micro)).backward()
+        self._copy_gradients()
+        self.optimizer.step()
+        if self.masters:
+            self._copy_back()
+
+    def _copy_gradients(self) -> None:
         if self.masters:
             grads = [p.grad.float() for p in self.model.parameters()]
             flat = torch.cat([g.reshape(-1) for g in grads])
             for master, grad in zip(self.held, [flat] if self.masters == "flat" else grads, strict=True):
                 master.grad = grad
-        self.optimizer.step()
-        if self.masters:
-            self._copy_back()
 
     def _masters(self) -> list[nn.Parameter]:
         copies = [p.detach().float().clone() for p in self.model.parameters()] if self.masters else []
@@ -185,6 +189,19 @@ def nan_gradient(job: Job, _now: int) -> None:
     """On rank 1, in step 3."""
     if RANK == 1:
         job.model.head.bias.register_hook(lambda g: g * float("nan") if job.step == 3 else g)
+
+
+def nan_once(job: Job, _now: int) -> None:
+    """On rank 1, in step 3, and not when that is computed again."""
+    left = [RANK == 1]
+
+    def spoil(gradient: Tensor) -> Tensor:
+        if job.step != 3 or job.guard is None or job.guard.phase is not Phase.TRAINING or not left[0]:
+            return gradient
+        left[0] = False
+        return gradient * float("nan")
+
+    job.model.head.bias.register_hook(spoil)
 
 
 def legal_writes(job: Job, now: int) -> None:
@@ -301,6 +318,7 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "masters: flat, flipped": Job(Halves, masters="flat", hit=master_flipped).run,
     "masters: moment": Job(Halves, masters="one each", hit=moment_flipped("exp_avg_sq", 1, 4)).run,
     "masters: nan, skipped": Job(Halves, masters="one each", prepare=nan_gradient, policy="skip").run,
+    "masters: retried": Job(Halves, masters="one each", prepare=nan_once, policy="retry").run,
     "masters: others": Job(Halves, masters="one each", other=True).run,
     "extra": Job(Halves, extra=True).run,
     "cost": cost,

@@ -155,6 +155,12 @@ def test_a_dropped_step_leaves_master_weights_alone_and_equal(runs: Results) -> 
     assert (manifest["step"], manifest["steps_skipped"], manifest["weight_checks_passed"]) == (5, 1, 3)
 
 
+def test_a_step_that_is_computed_again_adds_no_gradient_to_the_models_own(runs: Results) -> None:
+    assert quiet(runs, "masters: retried")["steps_retried"] == 1
+    ends = [[r["end"] for r in runs[name]] for name in ("masters: retried", "masters: clean")]
+    assert ends[0] == ends[1]
+
+
 def test_an_optimizers_tensors_without_the_models_values_are_no_masters(runs: Results) -> None:
     for r in runs["masters: others"]:
         assert "trained parameters (up.weight, up.bias, head.weight) are in no optimizer" in r["error"]
