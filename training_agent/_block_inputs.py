@@ -53,3 +53,13 @@ def unfit(arguments: Any) -> str | None:
         if type(value) not in (Tensor, nn.Parameter) or value.layout is not torch.strided:
             return f"takes a tensor of the kind {type(value).__name__}, {value.layout}"
     return None
+
+
+def hooked(module: nn.Module) -> str | None:
+    """Why gradients that pass through the module are not those of its forward alone."""
+    everywhere: Any = torch.nn.modules.module
+    if module._backward_hooks or module._backward_pre_hooks:
+        return "has backward hooks of its own"
+    if everywhere._global_backward_hooks or everywhere._global_backward_pre_hooks:
+        return "has the backward hooks of all modules"
+    return None

@@ -18,14 +18,14 @@ from torch.utils.hooks import RemovableHandle
 
 from . import _capture
 from ._block_graph import Edge, Node, used_outside
-from ._block_inputs import Views, unfit
+from ._block_inputs import Views, hooked, unfit
 from ._blocks import Block
 from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence, Recorder
 from ._leaves import inside_backward
 from ._refusals import untraced
 from ._walk import named_buffers
-from ._watch import StepRecord, StepWatch
+from ._watch import MicroBatch, StepRecord, StepWatch
 from .checks.nonfinite import GradientNorms, at_end_of_backward
 from .checks.replay import apart, output_tensors
 from .determinism import DeterministicMode
@@ -39,6 +39,7 @@ class BlockRecord:
     capture: Capture | None
     evidence: Callable[[], Evidence]
     leak: Callable[[], str]  # what inside the block is used outside of it as well; "" without
+    around: MicroBatch | None = None  # the micro-batch that the block was a part of
 
 
 class BlockWatch:
@@ -83,7 +84,7 @@ class BlockWatch:
         # First of all hooks, and last of all: the user's own are part of the block, in the replay too.
         self._handles = [
             module.register_forward_pre_hook(untraced(self._enter), with_kwargs=True, prepend=True),
-            module.register_forward_hook(untraced(self._leave)),
+            module.register_forward_hook(untraced(self._leave), always_call=True),
             *(self._watch_leaf(i, self._own[name]) for i, name in enumerate(self.block.parameters)
               if self._own[name].requires_grad),
         ]  # fmt: skip
@@ -112,7 +113,11 @@ class BlockWatch:
             return recorder.evidence()
 
         return BlockRecord(
-            obstacle, capture, evidence, lambda: used_outside(roots, ends, set(starts), foreign)
+            obstacle,
+            capture,
+            evidence,
+            lambda: used_outside(roots, ends, set(starts), foreign),
+            next(iter(self._watch.batches[self._micro_batch :]), None),
         )
 
     # -- the forward -----------------------------------------------------------------------------------
@@ -135,7 +140,7 @@ class BlockWatch:
             return None
         self._inside = True
         self._deterministic()
-        self._problem = unfit((args, kwargs))
+        self._problem = unfit((args, kwargs)) or hooked(self._module)
         if self._problem is not None:
             return None
         views = Views(self._on_input)
@@ -188,7 +193,8 @@ class BlockWatch:
             index = len(capture.seeds)
             capture.seeds.append(None)
             if id(tensor) not in joined:
-                tensor.register_hook(self._on_output(index, capture))  # type: ignore[no-untyped-call]
+                through = tensor.grad_fn in self._starts  # an input as it came: nothing of the block's own
+                tensor.register_hook(self._on_output(index, capture, through=through))  # type: ignore[no-untyped-call]
         return output
 
     def _step_returned(self, outputs: list[Tensor]) -> None:
@@ -197,11 +203,11 @@ class BlockWatch:
 
     # -- the backward ----------------------------------------------------------------------------------
 
-    def _on_output(self, index: int, capture: Capture) -> Callable[[Tensor | None], None]:
+    def _on_output(self, index: int, capture: Capture, *, through: bool) -> Callable[[Tensor | None], None]:
         def hook(gradient: Tensor | None) -> None:
             if gradient is None or not self._recording:
                 return
-            if not self._backward:
+            if not self._backward and not through:
                 self._backward = True
                 self._deterministic()
                 capture.backward = _capture.current_contexts(self._device)

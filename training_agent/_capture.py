@@ -56,6 +56,7 @@ class Capture:
     block: str = ""  # whose start this is, by path inside the wrapped module
     inputs: tuple[bool, ...] = ()  # of a block: per tensor in its arguments, whether its gradient is compared
     backward: Contexts | None = None  # of a block: as they were when its backward began
+    whole: Capture | None = None  # of a block: the micro-batch around it, where it is computed inside of that
 
 
 def take(

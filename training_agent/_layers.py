@@ -12,6 +12,7 @@ from dataclasses import replace
 from ._alarm import Sighting
 from ._block_watch import BlockRecord, BlockWatch
 from ._blocks import Block, blocks_of
+from ._capture import Capture
 from ._compilers import graphs
 from ._evidence import Depth
 from ._examine import AuditPass, Examiner, ReplayOff
@@ -108,19 +109,45 @@ class LayerAudits:
         return None
 
     def _examined(self, record: StepRecord, seen: BlockRecord) -> AuditPass | Sighting | ReplayOff | str:
-        turn, count = self._ledger.layers.turn, len(self._blocks)
-        batch = original = None
-        if seen.obstacle is None and seen.capture is not None:
-            batch, original = MicroBatch(seen.capture, 0), seen.evidence()
+        capture = seen.capture if seen.obstacle is None else None
         with deterministic(self._setup.schedule.deterministic):
-            # Each round meets another peer, so that each block meets all of them.
-            found = self._examiner.examine_block(
-                record.step, batch, original, seen.obstacle, turn + turn // count
-            )
+            found = self._compared(record, seen, capture, seen.obstacle)
+            if isinstance(found, Sighting) and found.check is Check.REPLAY:
+                return self._inside(record, seen)
+        return found
+
+    def _compared(
+        self, record: StepRecord, seen: BlockRecord, capture: Capture | None, obstacle: str | None
+    ) -> AuditPass | Sighting | ReplayOff | str:
+        turn, count = self._ledger.layers.turn, len(self._blocks)
+        batch = None if capture is None else MicroBatch(capture, 0)
+        original = None if capture is None else seen.evidence()
+        # Each round meets another peer, so that each block meets all of them.
+        found = self._examiner.examine_block(record.step, batch, original, obstacle, turn + turn // count)
         if isinstance(found, ReplayOff) or (isinstance(found, Sighting) and found.check is Check.REPLAY):
             leaks = self._setup.comm.complaints(seen.leak())
             if leaks:
                 return ReplayOff(leaks[0])
+        return found
+
+    def _inside(self, record: StepRecord, seen: BlockRecord) -> AuditPass | Sighting | ReplayOff | str:
+        """Some rank differs: compare once more inside the whole forward of each micro-batch.
+
+        What a model hands to a block by other ways than its arguments (an attribute, a global) is another on
+        each rank, so that a healthy one would be outvoted.
+        """
+        around, capture = seen.around, seen.capture
+        assert around is not None and capture is not None  # it was compared
+        problem = around.changed()
+        if problem is None:
+            capture = replace(capture, whole=replace(around.capture, seeds=[]))
+        found = self._compared(record, seen, capture if problem is None else None, problem)
+        if isinstance(found, AuditPass):
+            return (
+                "a replay of the block alone gave other bits, and inside the whole forward it did not: the "
+                "model gives the block something that is not among its arguments, or the replay itself went "
+                "wrong once"
+            )
         return found
 
     def _may_begin(self) -> bool:

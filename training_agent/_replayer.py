@@ -15,10 +15,10 @@ from ._evidence import Depth, Evidence
 from ._leaves import GatheredLeaves, Leaves
 from ._startup import Setup
 from ._statistics import Statistics
-from .checks.block import recompute_block, rows_of
+from .checks.block import recompute_block, recompute_inside, rows_of
 from .checks.compiled import CompiledReplay, is_compiled
 from .checks.nonfinite import read_locally
-from .checks.replay import recompute
+from .checks.replay import WithoutDdp, recompute
 from .checks.together import ReplayTogether
 from .errors import ConfigurationError
 
@@ -70,6 +70,9 @@ class Replayer:
         setup, read = self._setup, self._read
         if capture.unit is Unit.BLOCK:
             block = self.blocks[capture.block]
+            if capture.whole is not None:
+                forward = self._forward
+                return recompute_inside(setup.module, block, capture, depth, setup.device, forward)
             part = setup.module.get_submodule(block.name)
             return recompute_block(part, block, capture, depth, setup.device)
         if self._together is not None:
@@ -79,6 +82,13 @@ class Replayer:
         names = list(setup.parameters)
         compute_loss, device = setup.compute_loss, setup.device
         return recompute(self._ddp, compute_loss, capture, depth, device, names, read, self._statistics)
+
+    def _forward(self, capture: Capture) -> object:
+        """Compute a whole micro-batch, the forward alone."""
+        compute = self._setup.compute_loss
+        if capture.unit is Unit.MODULE or compute is None:
+            return self._setup.module(*capture.args, **capture.kwargs)
+        return compute(WithoutDdp(self._ddp), *capture.args, **capture.kwargs)
 
     def rows_of(self, capture: Capture) -> tuple[str, ...]:
         """Names of the gradients that its evidence begins with."""

@@ -41,6 +41,10 @@ class MicroBatch:
             return f"the loss function called a model with buffers {self.forwards} times"
         if not any(seed is not None for seed in self.capture.seeds):
             return "the backward did not start at the audited outputs"
+        return self.changed()
+
+    def changed(self) -> str | None:
+        """Whether it can no longer be told what it started from."""
         if any(t._version != version for t, version in self.inputs):
             return "the batch was changed in place after the forward began"
         return None

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.distributed.layers_models import (
     HEALTHY,
+    PASSING,
     SCALED,
     SKIPPING,
     TELLING,
@@ -162,6 +163,12 @@ def resumed(rank: int) -> dict[str, Any]:
     return {"manifest": second.guard.manifest()}
 
 
+def told(kind: Kind, rank: int) -> dict[str, Any]:
+    """Also who ran deterministic kernels."""
+    Telling.told.clear()
+    return {**run(kind, rank), "told": list(Telling.told)}
+
+
 # Of five blocks (embedding, two layers, norm, head) the third one's turn is at steps 3 and 8.
 TURN, OTHER = 8, 9
 COMPUTED = (Where.FORWARD_OUTPUT, Where.INPUT_GRADIENT, Where.WEIGHT_GRADIENT)
@@ -178,7 +185,8 @@ def scenarios(rank: int, out: Path) -> dict[str, Callable[[], dict[str, Any]]]:
     runs["sample"] = lambda: {"seen": Struck(UNIFORM).run(SAMPLE)}
     runs["skip connection"] = lambda: run(SKIPPING, rank)
     runs["scaler"] = lambda: run(SCALED, rank)
-    runs["kernels"] = lambda: {**run(TELLING, rank), "told": Telling.told}
+    for name, kind in {"kernels": TELLING, "kernels, passing": PASSING}.items():
+        runs[name] = lambda kind=kind: told(kind, rank)
     runs["resumed"] = lambda: resumed(rank)
     for policy in ("skip", "warn", "retry"):
         kind, strike = Kind(attach={"policy": policy}), once(Where.INPUT_GRADIENT, TURN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -202,14 +203,62 @@ class WrittenTo(Decoder):
         return self.top(x)
 
 
+class Scaled(Layer):
+    """Multiplies by something that its model leaves in it, or beside it."""
+
+    factor = 1.0
+    beside: ClassVar[dict[str, Tensor]] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.factor * self.beside.get("factor", 1.0)
+
+
+class Left(Decoder):
+    """Leaves it in an attribute; what it is follows from the data, so that ranks differ."""
+
+    def __init__(self) -> None:
+        super().__init__(Scaled)
+
+    def leave(self, factor: float) -> None:
+        for layer in self.layers:
+            layer.factor = factor  # type: ignore[assignment]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.leave(1.0 + int(tokens.sum()) % 2)
+        return super().forward(tokens)
+
+
+class LeftBeside(Left):
+    """Leaves it as a tensor where no module is."""
+
+    def leave(self, factor: float) -> None:
+        Scaled.beside = {"factor": torch.tensor(factor)}
+
+
+class HookedByData(Decoder):
+    """The gradient that leaves a layer is halved where it has a certain sign."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.layers:
+            layer.register_full_backward_hook(self._halved)  # type: ignore[arg-type]
+
+    @staticmethod
+    def _halved(_module: nn.Module, entering: tuple[Tensor | None, ...], _left: Any) -> Any:
+        return tuple(g if g is None or float(g.sum()) > 0 else g / 2 for g in entering)
+
+
 class Telling(Layer):
     """Writes down whether it runs deterministic kernels, forward and backward."""
 
     told: ClassVar[list[tuple[str, int, str]]] = []  # when, which layer, in what
     now: ClassVar[Callable[[], str]] = staticmethod(lambda: "")
     number = 0
+    passes = False
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.passes:
+            return x
         self.tell("forward")
         inner = super().forward(x)
         inner.register_hook(lambda _gradient: self.tell("backward"))  # type: ignore[no-untyped-call]
@@ -227,6 +276,19 @@ class Told(Decoder):
         super().__init__(Telling)
         for i, layer in enumerate(self.layers):
             layer.number = i  # type: ignore[assignment]
+
+
+class ToldPassing(Told):
+    """The first layer fails and is tried again; the second one returns what it was given."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x: Any = self.embedding(tokens)
+        with suppress(TypeError):
+            self.layers[0](None)
+        x = self.layers[0](x)
+        self.layers[1].passes = True  # type: ignore[assignment]
+        unused = sum(p.sum() for p in self.layers[1].parameters())
+        return self.top(self.layers[1](x)) + 0.0 * unused
 
 
 class Skipping(Decoder):
@@ -281,7 +343,11 @@ UNFIT = {
     "an object among the arguments": (Kind(Noted, steps=8), [], 4, "takes a Notes, which its forward may"),
     "called twice": (Kind(Twice, steps=8), [], 4, "was called 2 times in its micro-batch"),
     "written to": (Kind(WrittenTo, steps=8), [], 4, "was changed in place after its forward began"),
+    "left in an attribute": (Kind(Left, steps=8), [], 3, ""),
+    "left beside, accumulation": (Kind(LeftBeside, steps=8, accumulate=2), [], 4, ""),
+    "backward hooks": (Kind(HookedByData, steps=8), [], 4, ""),
     "compiled": (Kind(compiled=True, steps=4), None, 0, "torch.compile has compiled code of this job"),
 }
 SCALED = Kind(scaler=2.0**18, steps=8)
 TELLING = Kind(Told, steps=5)
+PASSING = Kind(ToldPassing, steps=5)

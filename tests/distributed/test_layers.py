@@ -143,6 +143,11 @@ def test_the_audited_block_alone_runs_deterministic_kernels_in_its_step(runs: di
     assert ("replay 2", 0, "backward") in told
 
 
+def test_a_block_that_fails_or_returns_its_input_leaves_no_switch_behind(runs: dict[str, Results]) -> None:
+    told = {tuple(t) for t in runs["kernels, passing"][0]["told"]}
+    assert {t for t in told if t[0].startswith("training")} <= {("training 2", 0, "forward")}
+
+
 def test_the_capsule_of_a_block_is_computed_again_without_the_job(runs: dict[str, Results]) -> None:
     (file,) = runs["files"]  # the bad rank's own block
     found = capsule.load(Path(file["capsule"]), torch.device("cpu"))

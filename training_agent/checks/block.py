@@ -2,20 +2,27 @@
 
 Comes in: a block's `Capture`, of this rank or of a peer. Goes out: its `Evidence`; rows as `rows_of` names
 them. Parameters, buffers, gradients, RNG and switches are those from before, as for `checks.replay`.
+
+Alone, or inside the forward of its whole micro-batch: then whatever that forward leaves in places that no
+argument shows (a mask kept in an attribute, a global) is what the block of the step found there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
+from torch.utils.hooks import RemovableHandle
 
 from .._blocks import Block
 from .._capture import Capture, reentered, switched
 from .._evidence import Depth, Evidence, Recorder
+from .._leaves import inside_backward
+from .._walk import named_buffers
 from .replay import Around, alias_of, apart, output_tensors
 
 
@@ -39,44 +46,134 @@ def recompute_block(
     Raises:
         RuntimeError and whatever the user's code raises: the block cannot be computed here.
     """
-    recorder = Recorder(len(block.parameters) + sum(capture.inputs), depth)
-    known = dict(module.named_parameters())
-    rows: dict[str, int | None] = {name: i for i, name in enumerate(block.parameters)}
-    rows |= dict.fromkeys(block.shared)
-    aliases = {
-        name: alias_of(known[name], row, recorder) for name, row in rows.items() if name in capture.trained
-    }
-    inputs, args, kwargs = _arguments(capture, recorder, len(block.parameters))
-    state: dict[str, Tensor] = {**aliases, **{n: b.clone() for n, b in capture.buffers.items()}}
-    returned: list[Tensor] = []
-
-    def catch(_module: nn.Module, _args: Any, output: Any) -> Any:
-        # After the user's own hooks, as in the step; their backward hooks on the module come behind it.
-        output, _ = apart(output)
-        for tensor in output_tensors(output):
-            recorder.output(tensor)
-            returned.append(tensor)
-        return output
+    again = _Again(module, block, capture, depth)
+    watcher = module.register_forward_hook(again.leave)
 
     def run() -> None:
-        module(*args, **kwargs)
-        leaves = [*aliases.values(), *inputs]
-        roots = [t for t in returned if t.requires_grad]
-        if depth is Depth.OUTPUT or not leaves:
+        module(*again.args, **again.kwargs)
+        again.differentiate(device)
+
+    state = again.aliases | {n: b.clone() for n, b in capture.buffers.items()}
+    return _computed(module, state, capture, run, again.recorder, (watcher,), device)
+
+
+def recompute_inside(
+    root: nn.Module,
+    block: Block,
+    capture: Capture,
+    depth: Depth,
+    device: torch.device,
+    forward: Callable[[Capture], object],
+) -> Evidence:
+    """The same inside the forward of `capture.whole`, which gives the block its surroundings, not its inputs.
+
+    Args:
+        root: the wrapped module.
+        forward: computes a whole micro-batch through it; what comes out of that is not looked at.
+
+    Raises:
+        RuntimeError and whatever the user's code raises: the block cannot be computed here.
+    """
+    whole, part = capture.whole, root.get_submodule(block.name)
+    assert whole is not None
+    again = _Again(part, block, capture, depth)
+    watchers = (
+        part.register_forward_pre_hook(again.enter(device), with_kwargs=True, prepend=True),
+        part.register_forward_hook(again.leave_copies),
+    )
+
+    def run() -> None:
+        forward(whole)
+        if not again.returned:
+            raise RuntimeError(f"the forward of its micro-batch did not come to {block.title}")
+        again.differentiate(device)
+
+    own = {id(b): capture.buffers[n] for n, b in named_buffers(part).items() if n in capture.buffers}
+    prefix = f"{block.name}." if block.name else ""
+    state = {prefix + name: alias for name, alias in again.aliases.items()}
+    for name, buffer in named_buffers(root).items():
+        if id(buffer) in own or name in whole.buffers:
+            state[name] = own.get(id(buffer), whole.buffers.get(name, buffer)).clone()
+    return _computed(root, state, whole, run, again.recorder, watchers, device)
+
+
+class _Again:
+    """One more computation of a block: what goes in, and what is recorded of what comes out."""
+
+    def __init__(self, module: nn.Module, block: Block, capture: Capture, depth: Depth) -> None:
+        self._capture = capture
+        self.recorder = Recorder(len(block.parameters) + sum(capture.inputs), depth)
+        known = dict(module.named_parameters())
+        rows: dict[str, int | None] = {name: i for i, name in enumerate(block.parameters)}
+        rows |= dict.fromkeys(block.shared)
+        self.aliases = {
+            name: alias_of(known[name], row, self.recorder)
+            for name, row in rows.items()
+            if name in capture.trained
+        }
+        self._inputs, self.args, self.kwargs = _arguments(capture, self.recorder, len(block.parameters))
+        self.returned: list[Tensor] = []
+
+    def enter(self, device: torch.device) -> Callable[..., Any]:
+        """A hook that puts the captured inputs in the place of those that come, and the RNG's state."""
+
+        def hook(_module: nn.Module, _args: Any, _kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():  # the step did not count such calls either
+                return None
+            torch.set_rng_state(self._capture.cpu_rng)
+            if self._capture.device_rng is not None:
+                torch.cuda.set_rng_state(self._capture.device_rng, device)
+            return self.args, self.kwargs
+
+        return hook
+
+    def leave(self, _module: nn.Module, _args: Any, output: Any) -> Any:
+        """A hook behind the user's own, as in the step; their backward hooks on the module come behind it."""
+        output, _ = apart(output)
+        for tensor in output_tensors(output):
+            self.recorder.output(tensor)
+            self.returned.append(tensor)
+        return output
+
+    def leave_copies(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """The same; what follows gets copies, so that it changes nothing of what was recorded."""
+        if inside_backward() or not torch.is_grad_enabled():
+            return None
+        if self.returned:
+            raise RuntimeError("the forward of its micro-batch came to it twice")
+        output = self.leave(module, args, output)
+        return tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, output)
+
+    def differentiate(self, device: torch.device) -> None:
+        """The backward from the outputs, with the gradients that entered them in the step."""
+        seeds, leaves = self._capture.seeds, [*self.aliases.values(), *self._inputs]
+        roots = [t for t in self.returned if t.requires_grad]
+        if self.recorder.depth is Depth.OUTPUT or not leaves:
             return
-        if len(roots) != len(capture.seeds):
-            raise RuntimeError(f"the replay has {len(roots)} outputs, the original had {len(capture.seeds)}")
-        pairs = [(r, s) for r, s in zip(roots, capture.seeds, strict=True) if s is not None]
+        if len(roots) != len(seeds):
+            raise RuntimeError(f"the replay has {len(roots)} outputs, the original had {len(seeds)}")
+        pairs = [(r, s) for r, s in zip(roots, seeds, strict=True) if s is not None]
         if pairs:
-            with switched(capture.backward, device):
+            with switched(self._capture.backward, device):
                 torch.autograd.backward([r for r, _ in pairs], [s for _, s in pairs], inputs=leaves)
 
-    watcher = module.register_forward_hook(catch)
+
+def _computed(
+    module: nn.Module,
+    state: Mapping[str, Tensor],
+    start: Capture,
+    run: Callable[[], None],
+    recorder: Recorder,
+    watchers: Iterable[RemovableHandle],
+    device: torch.device,
+) -> Evidence:
+    """Run it where `state` stands in for parameters and buffers of `module`, which begins as at `start`."""
     try:
-        with reentered(capture, module, device):
+        with reentered(start, module, device):
             functional_call(Around(module), {f"wrapped.{n}": t for n, t in state.items()}, (run,))
     finally:
-        watcher.remove()
+        for watcher in watchers:
+            watcher.remove()
         torch.clear_autocast_cache()
     return recorder.evidence()
 

@@ -125,7 +125,7 @@ class _Unit(nn.Module):
             # `inputs` keeps everything else that the graph reaches (tensors outside the model) untouched.
             torch.autograd.backward(roots, seeds, inputs=aliases)
 
-        run_unit(capture, compute_loss, self.wrapped, _WithoutDdp(ddp), recorder, differentiate)
+        run_unit(capture, compute_loss, self.wrapped, WithoutDdp(ddp), recorder, differentiate)
 
 
 def run_unit(
@@ -179,7 +179,7 @@ def on_copies(module: nn.Module, buffers: Mapping[str, Tensor], call: Callable[[
     functional_call(Around(module), copies, (call,))
 
 
-class _WithoutDdp:
+class WithoutDdp:
     """What the loss function gets as `model` in a replay: calls go past DDP, everything else to it."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
