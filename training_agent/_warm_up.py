@@ -16,8 +16,7 @@ from torch import nn
 from ._aside import put_aside, reducing
 from ._capture import kept_rng
 from .checks.replay import output_tensors
-from .determinism import deterministic
-from .errors import ConfigurationError
+from .determinism import deterministic, explained
 
 
 def warm_up(
@@ -47,20 +46,13 @@ def warm_up(
             put_aside(parameters),
             reducing(model),
             kept_rng(device),
+            explained(strict, forced=forced),
             deterministic(strict, attention=forced),
         ):
             for _ in range(passes):
                 backward(forward())
                 for p in parameters:
                     p.grad = None
-    except RuntimeError as e:
-        if "deterministic" in str(e):
-            what = "cannot train with kernels='forced'" if forced else "cannot be audited"
-            remedy = "kernels='default'" if forced else "audit_every=None"
-            raise ConfigurationError(
-                f"The model {what}: {e} Use another operator, or Schedule({remedy})."
-            ) from e
-        raise
     finally:
         torch.clear_autocast_cache()  # it holds casts whose graph is gone
         with torch.no_grad():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +96,10 @@ class DeterministicMode:
         """Whether this object has switched the kernels."""
         return self._before is not None
 
+    def explained(self) -> AbstractContextManager[None]:
+        """A block in which torch's refusals say what to change, see `explained`."""
+        return explained(self.on, forced=self._attention)
+
     def switch(self, on: bool) -> None:
         """Enter or leave."""
         if on:
@@ -132,6 +136,23 @@ class DeterministicMode:
         torch.backends.cudnn.benchmark = before.benchmark
         if self._attention:
             _attention.allow(before.attention)
+
+
+@contextmanager
+def explained(on: bool, *, forced: bool) -> Iterator[None]:
+    """Where torch refuses an operator because we (`on`) have asked for determinism, say what to change.
+
+    Raises:
+        ConfigurationError: instead of torch's error.
+    """
+    try:
+        yield
+    except RuntimeError as e:
+        if not on or "deterministic" not in str(e):
+            raise
+        what = "cannot train with kernels='forced'" if forced else "cannot be audited"
+        remedy = "kernels='default'" if forced else "audit_every=None"
+        raise ConfigurationError(f"The model {what}: {e} Use another operator, or Schedule({remedy}).") from e
 
 
 @contextmanager

@@ -166,7 +166,7 @@ class Guard:
         self._replayer.called(model)
         self._begin_step(lambda: compute(model, *args, **kwargs), lambda loss: loss.backward())
         self._start.preflight(Unit.LOSS, args, kwargs)
-        with self._watch.inside_loss(args, kwargs):
+        with self._determinism.explained(), self._watch.inside_loss(args, kwargs):
             loss = compute(model, *args, **kwargs)
         if not isinstance(loss, Tensor):
             raise ConfigurationError(f"compute_loss returned a {type(loss).__name__}, not the loss tensor.")

@@ -50,11 +50,14 @@ class TwoKernels(models.Net):
 
 
 class Late(models.Net):
-    """Comes to an operator that has no deterministic kernel at its first evaluation only."""
+    """Comes to an operator that has no deterministic kernel in evaluations, and where a loop says so."""
+
+    here = False
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
-        return y if self.training else y.clone().put_(torch.tensor([3]), torch.ones(1))
+        put = self.here or not self.training
+        return y.clone().put_(torch.tensor([3]), torch.ones(1)) if put else y
 
 
 def evaluate_after(loop: Loop, step: int) -> None:
@@ -68,6 +71,12 @@ def evaluate_after(loop: Loop, step: int) -> None:
     loops.evaluate_between(loop, step)
     seen.remove()
     applied.remove()
+
+
+def late_at_5(loop: Loop, step: int) -> None:
+    """Step 5 is no audit."""
+    loop.plain.here = step == 5  # type: ignore[assignment]
+    loops.plain_step(loop, step)
 
 
 def in_forced_kernels(loop: Loop, step: int) -> None:
@@ -108,6 +117,8 @@ def runs() -> Iterator[tuple[str, Case, bool, Strike | None]]:
         yield f"{kernels}: clean", case(kernels), True, None
         yield f"{kernels}: other", case(kernels), True, only(kernel=False)
         yield f"{kernels}: deterministic", case(kernels), True, only(kernel=True)
+    yield "forced: late", case("forced", build=Late, step=late_at_5), True, None
+    yield "switched: late", case("switched", build=Late, step=late_at_5), True, None
     late = case("forced", optimizers=fused, options={"mode": "deferred"})
     yield "forced: deferred", late, True, nan_once
     yield "forced: unguarded", case("forced", step=in_forced_kernels), False, None

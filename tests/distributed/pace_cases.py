@@ -77,7 +77,7 @@ def step_on(clock: Clock, raised: float, stretch: float) -> Any:
 def case(clock: Clock, reporter: RecordingReporter, **how: Any) -> Case:
     """Audits by outcome, told to `reporter`."""
     raised, stretch = how.pop("raised", 0.0), how.pop("stretch", 1.0)
-    deferred = how.pop("deferred", False)
+    deferred, steps = how.pop("deferred", False), how.pop("steps", STEPS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ScheduleWarning)
         schedule = Schedule(check_every=STEPS, ckpt_every=None, **how)
@@ -86,14 +86,13 @@ def case(clock: Clock, reporter: RecordingReporter, **how: Any) -> Case:
         loss=loss_of,
         optimizers=fused if deferred else adamw,
         schedule=schedule,
-        steps=STEPS,
+        steps=steps,
         options={"reporter": reporter, **({"mode": "deferred"} if deferred else {})},
     )
 
 
 CASES: dict[str, dict[str, Any]] = {
     "budget": {"overhead_budget": 0.5, "audit_every": 8},
-    "spike of the loss": {"max_poisoned_steps": 29, "raised": 100.0},
-    "spike of the norm": {"max_poisoned_steps": 29, "stretch": 200.0},
-    "spike of the norm, deferred": {"max_poisoned_steps": 29, "stretch": 200.0, "deferred": True},
+    "spike of the loss": {"max_poisoned_steps": 29, "raised": 100.0, "steps": 26},
+    "spike of the norm": {"max_poisoned_steps": 29, "stretch": 200.0, "deferred": True, "steps": 26},
 }
