@@ -33,7 +33,7 @@ class Schedule:
 
     By default a checkpoint step is also an audit step (`strict`) and a weight-check step
     (`check_on_checkpoint`), whatever the other two intervals say; the optimizer's state is then compared with
-    the weights (`optimizer_state`).
+    the weights, and with it master weights and steady buffers (`optimizer_state`).
 
     With an outcome (`max_poisoned_steps`, `overhead_budget` or both) the audits' interval follows from it,
     see `training_agent.pace`: the budget begins at `audit_every` until an audit was measured, and of both
@@ -54,7 +54,7 @@ class Schedule:
     strict: bool = True
     check_on_checkpoint: bool = True
     partner: Partner = Partner.ROTATE
-    optimizer_state: bool = True  # compared with the weights wherever a save may follow
+    optimizer_state: bool = True  # and other state: compared with the weights wherever a save may follow
     kernels: Kernels = Kernels.SWITCHED  # or "forced", "default": see `training_agent.kernels`
     reduction: bool = False  # compare each step's sums of gradients before and after the all-reduce
     max_poisoned_steps: int | None = None  # outcome: no persistent fault is applied more often than this

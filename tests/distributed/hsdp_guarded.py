@@ -194,6 +194,17 @@ def spoiled_moment(job: Job, rank: int) -> dict[str, Any]:
     return job.run(overwrite)
 
 
+def flipped_table(job: Job, rank: int) -> dict[str, Any]:
+    """One bit of a buffer that nobody writes, which every rank holds whole."""
+    job.model.register_buffer("table", 1.1 ** -torch.arange(32.0))
+
+    def overwrite() -> None:
+        if job.strikes(rank) and job.step == STRIKES:
+            job.model.get_buffer("table").data.view(torch.int32)[9] ^= 1 << 20
+
+    return job.run(overwrite)
+
+
 def resumed(mesh: Any, bad: int) -> dict[str, Any]:
     """A checkpoint's manifest, taken over by a healthy restart, and by one with a damaged shard."""
     first = Job(mesh)
@@ -243,6 +254,7 @@ def short(mesh: Any, bad: int) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "a batch that cannot be sent", Job(mesh, unsendable_on=bad).run()
     yield "NaN in a stored shard", flipped(Job(mesh), bad, nan=True)
     yield "gathered weights", misled(Job(mesh), range(bad - bad % 2, bad - bad % 2 + 2))
+    yield "table", flipped_table(Job(mesh), bad)
     yield "resumed", resumed(mesh, bad)
 
 

@@ -96,6 +96,11 @@ def test_a_shard_flipped_in_training_is_named_by_the_weight_check(six: Results) 
     assert the_alarm(six, "flip")["divergent_tensors"][0] == "blocks.1.up.weight"
 
 
+def test_a_steady_buffer_flipped_on_one_rank_is_named_among_all(six: Results) -> None:
+    assert findings(six, "table") == ("weights", 4, [("weights", BAD, None)])
+    assert the_alarm(six, "table")["divergent_tensors"] == ["buffer table"]
+
+
 def test_a_nan_in_a_stored_shard_accuses_its_holder_and_not_the_mates_that_gather_it(six: Results) -> None:
     assert findings(six, "NaN in a stored shard") == ("weights", 4, [("weights", BAD, None)])
     assert alike(six, "NaN in a stored shard", "alarm")["nonfinite_ranks"] == [2, 3]
