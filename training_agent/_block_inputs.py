@@ -42,6 +42,12 @@ class Views:
             self.made[id(value)] = view
         return self.made[id(value)]
 
+    def nodes(self, arguments: Any) -> list[Any]:
+        """The nodes of the graph at which the block ends: of its views, and of inputs without one."""
+        found = [view.grad_fn for view in self.made.values()]
+        given = [t for t in tree_leaves(arguments) if isinstance(t, Tensor) and id(t) not in self.made]
+        return found + [t.grad_fn for t in given if t.grad_fn is not None]
+
 
 def unfit(arguments: Any) -> str | None:
     """Why arguments cannot be recorded by reference."""

@@ -81,6 +81,9 @@ class BlockWatch:
     def install(self) -> None:
         """Put the hooks on; `ended` takes them away."""
         module = self._module
+        if not {*self.block.parameters, *self.block.shared} <= self._own.keys():
+            self._problem = "has other weights than it had when the guard was attached"
+            return
         # First of all hooks, and last of all: the user's own are part of the block, in the replay too.
         self._handles = [
             module.register_forward_pre_hook(untraced(self._enter), with_kwargs=True, prepend=True),
@@ -123,7 +126,7 @@ class BlockWatch:
     # -- the forward -----------------------------------------------------------------------------------
 
     def _enter(
-        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if (
             inside_backward()
@@ -140,12 +143,12 @@ class BlockWatch:
             return None
         self._inside = True
         self._deterministic()
-        self._problem = unfit((args, kwargs)) or hooked(self._module)
+        self._problem = unfit((args, kwargs)) or hooked(module)
         if self._problem is not None:
             return None
         views = Views(self._on_input)
         seen = views.of(args), {k: views.of(v) for k, v in kwargs.items()}
-        self._waiting, self._starts = len(views.made), [v.grad_fn for v in views.made.values()]
+        self._waiting, self._starts = len(views.made), views.nodes((args, kwargs))
         self._take(args, kwargs, views)
         return seen
 
@@ -247,10 +250,10 @@ class BlockWatch:
         title = self.block.title
         if self._micro_batch >= micro_batches:
             return f"the update had {micro_batches} micro-batches, number {self._micro_batch + 1} was due"
-        if self._calls != 1:
-            return f"{title} was called {self._calls} times in its micro-batch"
         if self._problem is not None:
             return f"{title} {self._problem}"
+        if self._calls != 1:
+            return f"{title} was called {self._calls} times in its micro-batch"
         capture, recorder = self._capture, self._recorder
         if capture is None or recorder is None or not self._sizes:
             return f"{title} returned no tensor"

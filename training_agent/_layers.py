@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import nn
+
 from ._alarm import Sighting
 from ._block_watch import BlockRecord, BlockWatch
 from ._blocks import Block, blocks_of
@@ -177,8 +179,12 @@ class LayerAudits:
 
     def _record(self, block: Block, micro_batch: int, depth: Depth) -> None:
         self._last = block, micro_batch, depth
+        try:
+            module = self._setup.module.get_submodule(block.name)
+        except AttributeError:  # the model was changed meanwhile
+            module = nn.Module()
         self._recording = BlockWatch(
-            self._setup.module.get_submodule(block.name),
+            module,
             block,
             micro_batch,
             self._watch,
