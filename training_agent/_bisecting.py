@@ -37,6 +37,7 @@ class Plan:
     points: tuple[tuple[int, str], ...]  # steps after which the weights are compared, ascending
     record: str  # file that gets one JSON line per point
     audits: tuple[int, ...] = ()  # steps that the job audited, for schedules whose pace is their own
+    layers: tuple[int, ...] = ()  # steps with a layer audit, likewise
 
     def save(self, path: Path) -> None:
         """Write it for the launch."""
@@ -50,13 +51,20 @@ def plan() -> Plan | None:
         return None
     plain = json.loads(Path(path).read_text())
     points = tuple((int(s), str(d)) for s, d in plain["points"])
-    return Plan(**{**plain, "points": points, "audits": tuple(plain["audits"])})
+    steps = {name: tuple(plain.get(name, ())) for name in ("audits", "layers")}
+    return Plan(**{**plain, "points": points, **steps})
 
 
 def audits() -> frozenset[int] | None:
     """The steps that the replayed job audited; None where nothing is replayed."""
     found = plan()
     return None if found is None else frozenset(found.audits)
+
+
+def layer_audits() -> frozenset[int] | None:
+    """The same of layer audits."""
+    found = plan()
+    return None if found is None else frozenset(found.layers)
 
 
 class BisectReporter:

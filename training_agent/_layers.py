@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from . import _bisecting
 from ._alarm import Sighting
 from ._block_watch import BlockRecord, BlockWatch
 from ._blocks import Block, blocks_of
@@ -41,7 +42,8 @@ class LayerAudits:
         if setup.schedule.layered:
             self._blocks = blocks_of(setup.module)
             ledger.layers.blocks = len(self._blocks)
-        self._rhythm = Rhythm(setup.comm, Pace(setup.schedule.of_layers, ledger.step), "layer_audit_rate")
+        pace = Pace(setup.schedule.of_layers, ledger.step)
+        self._rhythm = Rhythm(setup.comm, pace, "layer_audit_rate", _replayed=_bisecting.layer_audits())
         self._off: dict[str, str] = {}  # block: why it cannot be compared
         self._agreed = False  # that they can be made at all
         self._recording: BlockWatch | None = None
@@ -92,6 +94,7 @@ class LayerAudits:
         """Replay the recorded block around the ring; None when it passed or could not be compared."""
         watched, self._recording = self._recording, None
         assert watched is not None
+        self._ledger.trail.layers.append(record.step)
         block, book = watched.block, self._ledger.layers
         found = self._examined(record, watched.ended(record))
         book.turn += 1

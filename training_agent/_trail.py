@@ -27,6 +27,7 @@ class Trail:
 
     points: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=LONGEST))
     audits: deque[int] = field(default_factory=lambda: deque(maxlen=LONGEST))  # steps with audit kernels
+    layers: deque[int] = field(default_factory=lambda: deque(maxlen=LONGEST))  # with a block's alone
 
     def passed(self, step: int, rows: str) -> None:
         """Replicas were equal after `step`, with these digest rows of their weights."""
@@ -56,4 +57,5 @@ def text(step: int, world: int, names: Sequence[str], now: tuple[int, str], trai
     """The file: the alarm's step, ranks of the job, parameters, audited steps, points up to `now`."""
     plain: dict[str, Any] = {"format": 1, "step": step, "world": world, "names": list(names)}
     points = [*(p for p in trail.points if p[0] < now[0]), now]
-    return json.dumps({**plain, "audits": list(trail.audits), "points": [list(p) for p in points]})
+    plain |= {"audits": list(trail.audits), "layers": list(trail.layers)}
+    return json.dumps({**plain, "points": [list(p) for p in points]})

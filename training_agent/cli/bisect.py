@@ -158,6 +158,7 @@ def _compute(
         task.points,
         str(record),
         tuple(map(int, trail.get("audits", ()))),
+        tuple(map(int, trail.get("layers", ()))),
     )
     plan.save(scratch / "plan.json")
     progress.say(f"{task.kind.value}: from step {task.start.step} to {task.points[-1][0]}")

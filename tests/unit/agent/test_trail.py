@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from training_agent import Schedule
-from training_agent._bisecting import Plan, plan
+from training_agent._bisecting import Plan, layer_audits, plan
 from training_agent._rhythm import Rhythm
 from training_agent._trail import Trail, raw, short, short_of, text
 from training_agent.checkpoint import CheckpointStore
@@ -31,15 +31,16 @@ def test_a_step_that_was_taken_back_is_forgotten_and_the_alarms_own_weights_are_
     for step in (2, 4, 6, 4):
         trail.passed(step, "")
     trail.audits.append(4)
+    trail.layers += [3, 5]
     written = json.loads(text(6, 3, ["w"], (5, "now"), trail))
     assert [s for s, _ in written["points"]] == [2, 4, 5]
-    assert (written["world"], written["audits"]) == (3, [4])
+    assert (written["world"], written["audits"], written["layers"]) == (3, [4], [3, 5])
 
 
 @pytest.fixture
 def replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     (tmp_path / "step-20").mkdir()
-    made = Plan(str(tmp_path / "step-20"), 20, 3, ((22, "x"),), str(tmp_path / "record"), (23, 27))
+    made = Plan(str(tmp_path / "step-20"), 20, 3, ((22, "x"),), str(tmp_path / "record"), (23, 27), (24,))
     made.save(tmp_path / "plan.json")
     monkeypatch.setenv("SDC_BISECT", str(tmp_path / "plan.json"))
     return made
@@ -49,6 +50,9 @@ def test_a_replay_audits_the_steps_that_the_job_audited_although_a_start_is_watc
     comm: Any = None
     rhythm = Rhythm(comm, Pace(Schedule(max_poisoned_steps=50, ckpt_every=None), 20))
     assert [s for s in range(21, 35) if rhythm.due(s)] == [23, 27]
+    pace = Pace(Schedule(layer_budget=0.5, ckpt_every=None).of_layers, 20)
+    layers = Rhythm(comm, pace, "layer_audit_rate", _replayed=layer_audits())
+    assert [s for s in range(21, 35) if layers.due(s)] == [24]
     fixed = Rhythm(comm, Pace(Schedule(audit_every=10, ckpt_every=None), 20))
     assert [s for s in range(21, 35) if fixed.due(s)] == [30]
 
