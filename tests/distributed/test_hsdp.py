@@ -120,6 +120,11 @@ def test_a_batch_that_one_rank_cannot_send_skips_the_audit_on_all_before_anybody
     assert (alike(six, name, "audits_passed"), alike(six, name, "audits_skipped")) == (0, 2)
 
 
+def test_layer_audits_are_off_by_name(six: Results) -> None:
+    (note,) = alike(six, "a batch that cannot be sent", "notes")
+    assert note.startswith("layer audits are off: under fully_shard ")
+
+
 def test_weights_gathered_wrong_accuse_none_of_the_ranks_that_computed_with_them(six: Results) -> None:
     assert findings(six, "gathered weights") == ("replay", 4, [("pair", None, "unattributable")])
     (finding,) = the_alarm(six, "gathered weights")["findings"]
