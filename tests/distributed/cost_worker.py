@@ -44,6 +44,7 @@ def main(out: Path) -> None:
             ("lazy naming", {"naming": "lazy"}, nothing),
             ("with item", {}, lambda loss: loss.item()),
             ("layers between", {"schedule": Schedule(1000, 100, None, layer_every=500)}, nothing),
+            ("layer audit", {"schedule": Schedule(1000, 100, None, layer_every=1)}, nothing),
             ("checksum", {"schedule": Schedule(None, 100, None, reduction=True)}, nothing),
         ):
             guarded, _ = count(rank, mode, options, user)

@@ -78,6 +78,17 @@ def test_a_step_without_a_layer_audit_costs_nothing_more_where_those_are_on(
         assert added[ranks][f"{mode}, layers between"] == added[ranks][f"{mode}, guarded"]
 
 
+def test_a_layer_audit_adds_two_small_all_reduces_and_one_swap_whatever_the_number_of_ranks(
+    added: dict[int, Any],
+) -> None:
+    two, three = (added[ranks]["immediate, layer audit"] for ranks in RANKS)
+    for step in (two, three):
+        calls = {name: n for name, n in step["by_name"].items() if name.startswith("c10d")}
+        assert calls == {"c10d::allreduce_": 3, "c10d::send": 2, "c10d::recv_": 2}
+        assert step["host_syncs"] == 10
+    assert two["sent_bytes"] == three["sent_bytes"]
+
+
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_large_batch_is_on_its_way_while_the_backward_runs_and_a_small_one_is_not(
     added: dict[int, Any], ranks: int
