@@ -10,8 +10,8 @@ rank 0 keeps from some step on), so that a difference would say nothing about a 
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -52,9 +52,12 @@ class Statistics:
 
 
 def _own_buffers(layer: nn.Module) -> list[Tensor]:
+    if not isinstance(layer._buffers, dict):  # a scripted module: code of the user's
+        return []
     kept = {key: b for key, b in layer._buffers.items() if b is not None and not is_sharded(b)}
-    forward: Any = type(layer).forward
-    torchs = forward is not nn.Module.forward and forward.__module__.partition(".")[0] == "torch"
+    forward = inspect.getattr_static(type(layer), "forward", None)
+    origin = str(getattr(forward, "__module__", ""))
+    torchs = forward is not nn.Module.forward and origin.partition(".")[0] == "torch"
     if torchs and "forward" not in vars(layer):
         return list(kept.values())
     return [kept[key] for key in _KEPT_BY_NORMS if key in kept] if isinstance(layer, _NormBase) else []

@@ -115,7 +115,8 @@ def _located(module: nn.Module) -> dict[str, tuple[dict[str, Tensor | None], str
     found: dict[str, tuple[dict[str, Tensor | None], str, Tensor]] = {}
     seen: set[int] = set()
     for prefix, layer in module.named_modules():
-        for key, buffer in layer._buffers.items():
+        plain = isinstance(layer._buffers, dict)  # unlike those of a scripted module
+        for key, buffer in layer._buffers.items() if plain else ():
             if buffer is not None and id(buffer) not in seen:
                 seen.add(id(buffer))
                 found[f"{prefix}.{key}" if prefix else key] = (layer._buffers, key, buffer)

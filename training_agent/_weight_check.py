@@ -53,10 +53,8 @@ class WeightCheck:
             if set(divergence.tensors) <= set(kept):
                 sighting = replace(sighting, last_pass=self.ledger.passes.optimizer_state or 0)
             return sighting
-        found = self._buffers(divergence) if buffers else None
-        if found is None:
-            self.ledger.weights_passed(step, divergence.rows, kept)
-        return found
+        self.ledger.weights_passed(step, divergence.rows, kept)
+        return self._buffers(divergence) if buffers else None
 
     def _taking_part(self) -> tuple[Mapping[str, Tensor], tuple[str, ...]]:
         """Optimizer state, and buffers that no rank has written: one all-reduce, once a start a second."""

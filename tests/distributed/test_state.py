@@ -82,6 +82,7 @@ def test_what_a_program_could_have_written_through_data_stops_the_save_and_names
 def test_a_finding_in_a_buffer_that_the_policy_lets_pass_is_said_once(runs: Results) -> None:
     manifest = quiet(runs, "data of one rank, warn")
     assert (manifest["warnings"], manifest["buffers_compared"]) == (1, len(Buffered.STEADY) + 1)
+    assert manifest["weight_checks_passed"] == 1 + 4  # the weights themselves were equal
 
 
 @pytest.mark.parametrize("broadcast", ["", ", not broadcast"])

@@ -186,6 +186,15 @@ def test_statistics_are_those_of_torchs_layers_and_of_its_norms_subclasses() -> 
     assert Statistics(module).settings() != before
 
 
+@pytest.mark.filterwarnings("ignore")  # scripting is deprecated, and still found in models
+def test_a_scripted_module_has_neither_statistics_nor_steady_buffers() -> None:
+    scripted = nn.Sequential(torch.jit.script(nn.BatchNorm1d(3)), nn.BatchNorm1d(3))
+    steady = SteadyBuffers(scripted)
+    steady.begin(0)
+    assert len(Statistics(scripted).now()) == 3
+    assert watched(steady) == []
+
+
 def test_masters_must_hold_the_models_values_in_its_order() -> None:
     model = nn.Linear(3, 2).bfloat16()
     named = dict(model.named_parameters())
