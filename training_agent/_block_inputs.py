@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from ._hooks import backward_hooks
+
 # What no forward can change behind a capture's back.
 _CONSTANT = (bool, int, float, complex, str, bytes, Enum, slice, range,
              torch.dtype, torch.device, torch.layout, torch.memory_format)  # fmt: skip
@@ -63,9 +65,4 @@ def unfit(arguments: Any) -> str | None:
 
 def hooked(module: nn.Module) -> str | None:
     """Why gradients that pass through the module are not those of its forward alone."""
-    everywhere: Any = torch.nn.modules.module
-    if module._backward_hooks or module._backward_pre_hooks:
-        return "has backward hooks of its own"
-    if everywhere._global_backward_hooks or everywhere._global_backward_pre_hooks:
-        return "has the backward hooks of all modules"
-    return None
+    return "has backward hooks of its own" if backward_hooks(module) else None

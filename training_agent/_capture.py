@@ -145,8 +145,16 @@ class DeviceState:
             for name, buffer in named_buffers(module).items():
                 value = values.get(name)
                 # Equal ones stay untouched: a write would count as the program's, see `_steady_buffers`.
-                if value is not None and value.shape == buffer.shape and not torch.equal(value, buffer):
+                if value is not None and value.shape == buffer.shape and not _same_bits(value, buffer):
                     buffer.copy_(value)
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Of the same shape; types that torch does not compare, and zeros of another sign, are told apart too."""
+    if any(t.layout is not torch.strided or t.is_quantized for t in (one, other)) or one.dtype != other.dtype:
+        return False
+    raw = (t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
+    return torch.equal(*raw)
 
 
 @contextmanager

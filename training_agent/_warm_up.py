@@ -15,6 +15,7 @@ from torch import nn
 
 from ._aside import put_aside, reducing
 from ._capture import kept_rng
+from ._walk import named_buffers
 from .checks.replay import output_tensors
 from .determinism import deterministic, explained
 
@@ -38,7 +39,7 @@ def warm_up(
         ConfigurationError: an operator has no deterministic kernel.
     """
     parameters = list(model.parameters())
-    buffers = [b.detach().clone() for b in model.buffers()]
+    buffers = {name: b.detach().clone() for name, b in named_buffers(model).items()}
     # With static_graph DDP only counts hooks in its first backward and orders buckets by the second.
     passes = 2 if getattr(model, "static_graph", False) else 1
     try:
@@ -56,8 +57,10 @@ def warm_up(
     finally:
         torch.clear_autocast_cache()  # it holds casts whose graph is gone
         with torch.no_grad():
-            for buffer, saved in zip(model.buffers(), buffers, strict=True):
-                buffer.copy_(saved)
+            # One that the forward made, or made larger (a table of positions), stays: its layer remembers it.
+            for name, buffer in named_buffers(model).items():
+                if name in buffers and buffers[name].shape == buffer.shape:
+                    buffer.copy_(buffers[name])
 
 
 def backward_from_outputs(output: Any) -> None:

@@ -34,6 +34,7 @@ class MicroBatch:
     inputs: list[tuple[Tensor, int]] = field(default_factory=list)  # with their version counters
     forwards: int = 0  # of the wrapped module inside it
     outputs: tuple[int, int] = (0, 0)  # tensors, bytes; running statistics with them
+    outside: str | None = None  # users' hooks that a replay does not run as the step did
 
     def obstacle(self) -> str | None:
         """Why it cannot be computed again elsewhere; None when it can."""
@@ -41,7 +42,7 @@ class MicroBatch:
             return f"the loss function called a model with buffers {self.forwards} times"
         if not any(seed is not None for seed in self.capture.seeds):
             return "the backward did not start at the audited outputs"
-        return self.changed()
+        return self.outside or self.changed()
 
     def changed(self) -> str | None:
         """Whether it can no longer be told what it started from."""
@@ -91,6 +92,7 @@ class StepWatch:
         self._leaves = leaves
         self._stop: Stop | None = None
         self.per_update = 1  # micro-batches of the last update
+        self.outside: Callable[[Unit], str | None] = lambda _unit: None  # what a replay leaves out
         self.told: Callable[[list[Tensor]], None] | None = None  # gets what a backward may begin at
         self.batches: list[MicroBatch] = []
         self.begin(audit=False)
@@ -268,6 +270,7 @@ class StepWatch:
                 _capture.take(unit, self._module, self._device, args, kwargs, self._named),
                 self._norms.backwards,
                 inputs=[(t, t._version) for t in tensors if not t.is_inference()],
+                outside=self.outside(unit),
             )
         )
 

@@ -90,6 +90,7 @@ class DeterministicMode:
     def __init__(self, *, attention: bool = False) -> None:
         self._attention = attention
         self._before: _Switches | None = None
+        self._set: Attention = _attention.allowed()  # by `enter`
 
     @property
     def on(self) -> bool:
@@ -112,6 +113,7 @@ class DeterministicMode:
         if self._before is not None:
             return
         own = _attention.allowed()
+        self._set = _attention.reproducible(own) if self._attention else own
         self._before = _Switches(
             _DEBUG_MODES[torch.get_deterministic_debug_mode()],
             _FILLING.fill_uninitialized_memory,
@@ -124,17 +126,24 @@ class DeterministicMode:
         _FILLING.fill_uninitialized_memory = False  # one extra write of every new tensor
         torch.backends.cudnn.benchmark = False  # autotuning may pick another kernel on another GPU
         if self._attention:
-            _attention.allow(_attention.reproducible(own))
+            _attention.allow(self._set)
 
     def leave(self) -> None:
-        """Put the user's settings back."""
+        """Put the user's settings back.
+
+        What is no longer as it was set here the user has set meanwhile: a context manager around the forward
+        (`sdpa_kernel`) ends before the update and has put its own back. That stays.
+        """
         if self._before is None:
             return
         before, self._before = self._before, None
-        torch.set_deterministic_debug_mode(before.mode)
-        _FILLING.fill_uninitialized_memory = before.fill
-        torch.backends.cudnn.benchmark = before.benchmark
-        if self._attention:
+        if _DEBUG_MODES[torch.get_deterministic_debug_mode()] == "error":
+            torch.set_deterministic_debug_mode(before.mode)
+        if not _FILLING.fill_uninitialized_memory:
+            _FILLING.fill_uninitialized_memory = before.fill
+        if not torch.backends.cudnn.benchmark:
+            torch.backends.cudnn.benchmark = before.benchmark
+        if self._attention and _attention.allowed() == self._set:
             _attention.allow(before.attention)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from . import _startup
 from ._capture import Capture, Unit
@@ -27,11 +28,12 @@ from ._evidence import Depth, Evidence
 from ._examine import Examiner
 from ._farewell import Farewell
 from ._gradients import local_gradients
+from ._hooks import ModelHooks
 from ._latch import AlarmLatch
 from ._ledger import Ledger
 from ._manifest import LoadedManifest, common_digests
 from ._phase import Phase
-from ._refusals import unseen_save, untraced, wrap_closure
+from ._refusals import unseen_save, wrap_closure
 from ._replayer import Replayer
 from ._ring import Ring
 from ._start import Start
@@ -133,11 +135,15 @@ class Guard:
                 self._ledger.note(f"{what} are off: {off}")
         if setup.replay_off is not None:
             self._update.depth = None
-        self._hooks = [setup.module.register_forward_hook(untraced(self._on_module_output))]
-        first = setup.sharding is not None  # what a start computes must end before weights are gathered
-        for module, hook in ((setup.module, self._on_module_forward), (setup.outer, self._on_outer_forward)):
-            hook = untraced(hook)
-            self._hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=first))
+        self._model_hooks = ModelHooks(
+            setup.module,
+            setup.outer,
+            entering=self._on_module_forward,
+            leaving=self._on_module_output,
+            beginning=self._on_outer_forward,
+        )
+        self._watch.outside = self._model_hooks.outside
+        self._hooks: list[RemovableHandle] = []
         for optimizer in setup.optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(self._before_update))
             self._hooks.append(optimizer.register_step_post_hook(self._after_update))
@@ -234,6 +240,7 @@ class Guard:
         self._norms.remove()
         for hook in self._hooks:
             hook.remove()
+        self._model_hooks.remove()
         if self._setup.reporter is not None:
             self._setup.reporter.close()
 

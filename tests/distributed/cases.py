@@ -6,6 +6,7 @@ unguarded and with a fault.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -97,6 +98,35 @@ def _user_hooks(loop: Loop) -> None:
     loop.plain.up.weight.register_post_accumulate_grad_hook(counts)
 
 
+def _hook_in_front(loop: Loop) -> None:
+    """Changes some batches before the guard sees them."""
+    loop.plain.register_forward_pre_hook(
+        lambda _module, args: (args[0] * 2,) if bool(args[0][0, 0] > 0) else None
+    )
+
+
+def _hook_on_ddp(loop: Loop) -> None:
+    loop.model.register_forward_hook(loops.doubling)
+
+
+def _backward_hook(loop: Loop) -> None:
+    loop.plain.register_full_backward_pre_hook(
+        lambda _module, left: (left[0] * 2,) if bool(left[0][0, 0] > 0) else None
+    )
+
+
+def _teacher(loop: Loop) -> None:
+    """For the warm-up of unguarded runs; each loop makes its own copy later."""
+    loop.plain.__dict__["teacher"] = [copy.deepcopy(loop.plain)]
+
+
+def loss_with_teacher(model: nn.Module, batch: models.Batch) -> Tensor:
+    """Cross entropy, and for some batches how far a copy of the model is."""
+    loss = models.loss_of(model, batch)
+    (teacher,) = model.module.__dict__["teacher"]  # type: ignore[union-attr]
+    return loss + teacher(batch["x"]).detach().mean() if bool(batch["x"][0, 0] > 0) else loss
+
+
 def _local_sgd(loop: Loop) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local_sgd
 
@@ -142,6 +172,11 @@ CASES: dict[str, Case] = {
     "forward hook": Case(prepare=_count_calls),
     "hooks that change": Case(prepare=_changing_hooks, loss=loss_with_kept),
     "users' hooks": Case(prepare=_user_hooks),
+    "a hook after the guard's": Case(step=loops.late_hook),
+    "a hook after the guard's, without compute_loss": Case(step=loops.late_hook, loss=None),
+    "a hook before the guard's, without compute_loss": Case(prepare=_hook_in_front, loss=None),
+    "a copy of the model": Case(step=loops.with_copy, prepare=_teacher, loss=loss_with_teacher),
+    "a buffer made by the first forward": Case(models.Positions),
     "checkpointing": Case(models.Checkpointed),
     "compiled inside": Case(compiled="inside"),
     "closure": Case(step=loops.closure),
@@ -174,6 +209,8 @@ UNAUDITED: dict[str, Case] = {
     "reentrant checkpointing": Case(models.Reentrant),
     "forgotten no_grad": Case(step=loops.forgotten_no_grad),
     "local SGD": Case(prepare=_local_sgd),
+    "hooks on DDP": Case(prepare=_hook_on_ddp),
+    "backward hooks, without compute_loss": Case(prepare=_backward_hook, loss=None),
     "noisy forward": Case(models.NoisyForward),
 }
 SCALED = tuple(name for name, case in CASES.items() if case.scaler)

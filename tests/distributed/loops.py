@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -179,3 +180,21 @@ def half(loop: Loop, step: int) -> None:
     loop.scaler.scale(loss).backward()
     loop.scaler.step(loop.optimizers[0])
     loop.scaler.update()
+
+
+def late_hook(loop: Loop, step: int) -> None:
+    """A forward hook that comes after the guard's, and changes some batches' outputs."""
+    if step == 1:
+        loop.plain.register_forward_hook(doubling)
+    plain_step(loop, step)
+
+
+def doubling(_module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+    return output * 2 if bool(args[0][0, 0] > 0) else None
+
+
+def with_copy(loop: Loop, step: int) -> None:
+    """A copy of the model that some batches go through as well, as a teacher's."""
+    if step == 1:
+        loop.plain.__dict__["teacher"] = [copy.deepcopy(loop.plain)]
+    plain_step(loop, step)

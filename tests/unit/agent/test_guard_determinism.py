@@ -85,6 +85,22 @@ def test_entering_twice_does_not_forget_what_the_user_had() -> None:
     assert switches() == before
 
 
+def test_a_users_context_that_ends_inside_keeps_what_it_put_back() -> None:
+    """As `with sdpa_kernel(MATH):` around forward and backward, but not around the update."""
+    before, mode = (switches(), _attention.allowed()), DeterministicMode(attention=True)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        mode.enter()
+    mode.leave()
+    assert (switches(), _attention.allowed()) == before
+    torch.backends.cudnn.benchmark = False
+    mode.enter()
+    torch.backends.cudnn.benchmark = True
+    mode.leave()
+    assert torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    assert (switches(), _attention.allowed()) == before
+
+
 def test_a2_cuda_without_a_fixed_cublas_workspace_is_refused_with_variable_and_value(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,0 +1,86 @@
+"""Users' hooks around the model: which of them a replay runs, and in which order.
+
+Comes in: modules as they are at this step. Goes out: the guard's own hooks in their places; a sentence where
+users' hooks lie outside of what is replayed. Next: `_watch` skips such audits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ._capture import Unit
+from ._refusals import untraced
+
+
+class ModelHooks:
+    """The guard's own on the model, until `remove`."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        outer: nn.Module,
+        *,
+        entering: Callable[..., Any],
+        leaving: Callable[..., Any],
+        beginning: Callable[..., Any],
+    ) -> None:
+        """`entering` and `leaving`: the forward of `module`; `beginning`: that of `outer`, DDP around it."""
+        self._module, self._outer = module, outer
+        self._leave = module.register_forward_hook(untraced(_only(module, leaving)))
+        enter, begin = untraced(_only(module, entering)), untraced(_only(outer, beginning))
+        # The users' own come behind it: a replay begins with what it captured, and runs them as well.
+        self._enter = module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
+        # What a start computes must end before `fully_shard` gathers weights.
+        together = outer is module
+        self._begin = outer.register_forward_pre_hook(begin, with_kwargs=True, prepend=together)
+
+    def outside(self, unit: Unit) -> str | None:
+        """Why a replay of `unit`, which begins, is another computation than the step, as far as hooks go."""
+        module, outer = self._module, self._outer
+        if outer is module:
+            return None
+        if next(reversed(module._forward_hooks)) != self._leave.id:  # it is to see what they make of outputs
+            module._forward_hooks[self._leave.id] = module._forward_hooks.pop(self._leave.id)
+        if next(iter(module._forward_pre_hooks)) != self._enter.id:
+            others = dict(module._forward_pre_hooks)
+            own = others.pop(self._enter.id)
+            module._forward_pre_hooks.clear()
+            module._forward_pre_hooks.update({self._enter.id: own, **others})
+            if unit is Unit.MODULE:
+                return "a forward pre-hook of the model was put in front of the guard's"
+        if unit is Unit.MODULE:
+            why = "the model has backward hooks of its own, which a replay would run twice: pass compute_loss"
+            return why if backward_hooks(module) else None
+        around = outer._forward_hooks or outer._backward_hooks or outer._backward_pre_hooks
+        if around or len(outer._forward_pre_hooks) > 1:
+            return f"{type(outer).__name__} has hooks, which no replay runs: put them on the model inside"
+        return None
+
+    def remove(self) -> None:
+        """Take them away."""
+        for handle in (self._leave, self._enter, self._begin):
+            handle.remove()
+
+
+def _only(module: nn.Module, hook: Callable[..., Any]) -> Callable[..., Any]:
+    """For calls of this very module: a copy of it (`deepcopy`, for an average) has the hook as well."""
+
+    def own(called: nn.Module, *args: Any) -> Any:
+        return hook(called, *args) if called is module else None
+
+    return own
+
+
+def backward_hooks(module: nn.Module) -> bool:
+    """Whether gradients that pass through the module are not those of its forward alone."""
+    everywhere: Any = torch.nn.modules.module
+    return bool(
+        module._backward_hooks
+        or module._backward_pre_hooks
+        or everywhere._global_backward_hooks
+        or everywhere._global_backward_pre_hooks
+    )
