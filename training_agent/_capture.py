@@ -55,7 +55,7 @@ class Capture:
     seeds: list[Tensor | None] = field(default_factory=list)  # gradient that enters each output
     block: str = ""  # whose start this is, by path inside the wrapped module
     inputs: tuple[bool, ...] = ()  # of a block: per tensor in its arguments, whether its gradient is compared
-    backward: Contexts | None = None  # of a block: as they were when its backward began
+    backward: Contexts | None = None  # as they were when its backward began; loops end autocast before it
     whole: Capture | None = None  # of a block: the micro-batch around it, where it is computed inside of that
 
 

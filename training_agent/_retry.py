@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ._capture import DeviceState, reentered
+from ._capture import DeviceState, reentered, switched
 from ._evidence import Depth
 from ._masters import drop_gradients
 from ._startup import Setup
@@ -58,6 +58,7 @@ def compute_again(setup: Setup, record: StepRecord, watch: StepWatch) -> None:
         with watch.inside_loss(capture.args, capture.kwargs):
             loss = compute(setup.model, *capture.args, **capture.kwargs)
         watch.leave_loss(loss)
-        torch.autograd.backward([loss], [seed for seed in capture.seeds if seed is not None])
+        with switched(capture.backward, setup.device):
+            torch.autograd.backward([loss], [seed for seed in capture.seeds if seed is not None])
     if setup.finish is not None:
         setup.finish()

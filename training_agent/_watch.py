@@ -280,7 +280,7 @@ class StepWatch:
         batch = self.batches[-1]
         # Without a loss function the seeds are as large as the outputs: one micro-batch keeps them.
         keeps = batch.capture.unit is Unit.LOSS or self._is_chosen
-        seeds = batch.capture.seeds
+        capture, seeds = batch.capture, batch.capture.seeds
         for tensor in outputs:
             if not tensor.requires_grad:
                 continue
@@ -293,6 +293,8 @@ class StepWatch:
                 # None: a node with several outputs got a gradient for another one of them only
                 if gradient is not None and seeds[index] is None and (keeps or gradient.dim() == 0):
                     seeds[index] = gradient.detach()
+                if capture.backward is None:
+                    capture.backward = _capture.current_contexts(self._device)
                 self._on_backward()
 
             tensor.register_hook(keep)  # type: ignore[no-untyped-call]

@@ -193,6 +193,8 @@ CASES: dict[str, Case] = {
     "scaler, fused, deferred": Case(step=loops.scaled, scaler=2.0**12, optimizers=fused, options=_DEFERRED),
     "fp16 autocast, scaler": Case(step=loops.half, scaler=2.0**4),
     "fp16 autocast, scaler, fused": Case(step=loops.half, scaler=2.0**4, optimizers=fused),
+    "float32 inside autocast": Case(models.Routed, step=loops.half_forward),
+    "float32 inside autocast, without compute_loss": Case(models.Routed, step=loops.half_forward, loss=None),
     "forward-only audits": Case(schedule=_schedule(kernels="default")),
     "forced kernels, deferred": Case(
         optimizers=fused, options=_DEFERRED, schedule=_schedule(kernels="forced")

@@ -182,6 +182,15 @@ def half(loop: Loop, step: int) -> None:
     loop.scaler.update()
 
 
+def half_forward(loop: Loop, step: int) -> None:
+    """The loss function under bf16 autocast, the backward outside of it, as torch's documentation has it."""
+    loop.optimizers[0].zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = loop.loss(loop.model, batch_for(loop.rank, step))
+    loss.backward()
+    loop.optimizers[0].step()
+
+
 def late_hook(loop: Loop, step: int) -> None:
     """A forward hook that comes after the guard's, and changes some batches' outputs."""
     if step == 1:

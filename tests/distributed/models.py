@@ -59,6 +59,20 @@ class Tied(Net):
         return self.head(self.last(torch.tanh(self.body(self.first(x)))))
 
 
+class Routed(Net):
+    """Under autocast one product stays float32, as routers and attention in float32 do; so does its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.route = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x)
+        with torch.autocast("cpu", enabled=False):
+            weights = torch.softmax(self.route(hidden.float()), dim=-1)
+        return self.head(hidden * weights)
+
+
 class Stateful(Net):
     """BatchNorm, and a moving average that the forward reads and replaces."""
 

@@ -227,6 +227,8 @@ def scenarios(rank: int) -> dict[str, Callable[[], dict[str, Any]]]:
         runs[f"{policy}: x1000"] = lambda case=case: train(case, rank, guarded=True, strike=persistent)
     deferred = replace(CASES["deferred"], options={"mode": "deferred", "policy": "skip"})
     runs["skip, deferred: nan"] = lambda: train(deferred, rank, guarded=True, strike=nan_at(5))
+    mixed = replace(CASES["float32 inside autocast"], options={"policy": "retry"})
+    runs["float32 inside autocast: retried"] = lambda: train(mixed, rank, guarded=True, strike=nan_at(5))
     clipped = Case(options={"policy": "retry"})
     runs["retry, clipped: nan"] = lambda: train(clipped, rank, guarded=True, strike=nan_at(5))
     last = replace(CASES["deferred"], schedule=Schedule(2, 2, None))

@@ -269,11 +269,12 @@ def test_a5_a_rank_that_overflows_forever_is_an_ambiguous_alarm(runs: dict[str, 
 
 
 def test_retry_repairs_a_one_off_fault_bit_by_bit(runs: dict[str, Results]) -> None:
-    for fault in ("once", "nan"):
-        results = runs[f"retry: {fault}"]
+    mixed = "float32 inside autocast"
+    for repaired, whole in (("retry: once", "retry"), ("retry: nan", "retry"), (f"{mixed}: retried", mixed)):
+        results = runs[repaired]
         assert [r["error"] for r in results] == [""] * RANKS
         assert [r["manifest"]["steps_retried"] for r in results] == [1] * RANKS
-        assert same_end(results, runs["retry: unguarded"])
+        assert same_end(results, runs[f"{whole}: unguarded"])
 
 
 def test_retry_stops_a_persistent_fault(runs: dict[str, Results]) -> None:

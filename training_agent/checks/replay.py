@@ -19,7 +19,7 @@ from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
-from .._capture import Capture, Unit, reentered
+from .._capture import Capture, Unit, reentered, switched
 from .._evidence import Depth, Evidence, Recorder, size_of
 
 LossFunction = Callable[..., Tensor]
@@ -159,7 +159,8 @@ def run_unit(
     if len(roots) != len(seeds):
         raise RuntimeError(f"the replay has {len(roots)} outputs, the original had {len(seeds)}")
     reached = [(root, seed) for root, seed in zip(roots, seeds, strict=True) if seed is not None]
-    differentiate([r for r, _ in reached], [s for _, s in reached])
+    with switched(capture.backward, roots[0].device):
+        differentiate([r for r, _ in reached], [s for _, s in reached])
 
 
 class Around(nn.Module):
