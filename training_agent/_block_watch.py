@@ -24,8 +24,9 @@ from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence, Recorder
 from ._leaves import inside_backward
 from ._refusals import untraced
+from ._step_record import MicroBatch, StepRecord
 from ._walk import named_buffers
-from ._watch import MicroBatch, StepRecord, StepWatch
+from ._watch import StepWatch
 from .checks.nonfinite import GradientNorms, at_end_of_backward
 from .checks.replay import apart, output_tensors
 from .determinism import DeterministicMode

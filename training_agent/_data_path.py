@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from ._alarm import Sighting
 from ._capture import kept_rng
 from ._comm import Comm
-from ._watch import MicroBatch
+from ._step_record import MicroBatch
 from .contest import places_of
 from .contract import Check, Finding, FindingKind, Pair
 from .digest import digest

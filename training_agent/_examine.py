@@ -20,8 +20,8 @@ from ._evidence import Depth, Evidence
 from ._ring import ReplayFailedError, Ring, RingResult, contests
 from ._startup import Setup, environment_difference, word_of
 from ._statistics import Statistics, StatisticsOff
+from ._step_record import MicroBatch
 from ._stopwatch import Stopwatch
-from ._watch import MicroBatch
 from .attribution import MAX_INVOLVED, Contested, ambiguous_at_start, attribute, contested_targets
 from .checks.weights import Divergence, compare_replicas
 from .contest import reproduced_by_peers

@@ -22,7 +22,8 @@ from ._examine import AuditPass, Examiner, ReplayOff
 from ._ledger import Ledger
 from ._rhythm import Rhythm
 from ._startup import Setup
-from ._watch import MicroBatch, StepRecord, StepWatch
+from ._step_record import MicroBatch, StepRecord
+from ._watch import StepWatch
 from .checks.nonfinite import GradientNorms
 from .contract import Check
 from .determinism import deterministic

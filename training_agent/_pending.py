@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ._capture import DeviceState
 from ._gate import Count
-from ._watch import StepRecord
+from ._step_record import StepRecord
 from .report import StepChecks
 
 

@@ -14,7 +14,8 @@ from ._capture import DeviceState, reentered, switched
 from ._evidence import Depth
 from ._masters import drop_gradients
 from ._startup import Setup
-from ._watch import StepRecord, StepWatch
+from ._step_record import StepRecord
+from ._watch import StepWatch
 from .checks.nonfinite import GradientNorms
 from .log_line import log_line
 

@@ -21,9 +21,10 @@ from ._preflight import Preflight, preflight
 from ._refusals import anomaly_mode
 from ._startup import Setup
 from ._statistics import StatisticsOff
+from ._step_record import MicroBatch
 from ._update import Update
 from ._warm_up import warm_up
-from ._watch import MicroBatch, StepWatch
+from ._watch import StepWatch
 from .determinism import deterministic
 from .errors import ConfigurationError
 from .log_line import log_line

@@ -29,7 +29,8 @@ from ._rhythm import Rhythm
 from ._sightings import overflowing, reduced
 from ._startup import Setup
 from ._statistics import StatisticsOff
-from ._watch import StepRecord, StepWatch
+from ._step_record import StepRecord
+from ._watch import StepWatch
 from ._weight_check import WeightCheck
 from .checks.nonfinite import GradientNorms
 from .contract import Check

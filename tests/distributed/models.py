@@ -60,7 +60,7 @@ class Tied(Net):
 
 
 class Routed(Net):
-    """Under autocast one product stays float32, as routers and attention in float32 do; so does its gradient."""
+    """One product stays float32 under autocast, as routers do; so does its gradient."""
 
     def __init__(self) -> None:
         super().__init__()
