@@ -43,7 +43,7 @@ class LayerAudits:
         if setup.schedule.layered:
             self._blocks = blocks_of(setup.module)
             ledger.layers.blocks = len(self._blocks)
-        pace = Pace(setup.schedule.of_layers, ledger.step)
+        pace = Pace(setup.schedule.of_layers, ledger.step, "layer_budget")
         self._rhythm = Rhythm(setup.comm, pace, "layer_audit_rate", _replayed=_bisecting.layer_audits())
         self._off: dict[str, str] = {}  # block: why it cannot be compared
         self._agreed = False  # that they can be made at all

@@ -42,7 +42,7 @@ class Rhythm:
 
     def restart(self, step: int) -> None:
         """Training goes on from another step."""
-        self.pace = Pace(self.pace.schedule, step)
+        self.pace = Pace(self.pace.schedule, step, self.pace.budget)
 
     def due(self, step: int) -> bool:
         """Whether `step`, which begins, is audited; under `sdc bisect` as in the job, whatever the pace."""

@@ -37,6 +37,7 @@ class Pace:
 
     schedule: Schedule
     step: int = 0
+    budget: str = "overhead_budget"  # its name in reasons
     _last: int = field(init=False)  # audit, or the start
     _watchful_until: int = field(init=False)
     _why: str = "a start"
@@ -93,7 +94,7 @@ class Pace:
         return by_cost
 
     def _affordable(self, budget: float) -> Rate:
-        name = f"overhead_budget={budget:g}"
+        name = f"{self.budget}={budget:g}"
         if not self._costs:
             return Rate(self.schedule.audit_every or 1, f"{name}, until the first audit was measured")
         cost = median(self._costs) / PERMILLE  # a save or an evaluation may have come between

@@ -61,6 +61,12 @@ def test_until_an_audit_was_measured_the_budget_begins_at_audit_every() -> None:
     assert pace.rate(WATCHFUL_STEPS + 1).every == 140, "135, rounded up so that it does not change each time"
 
 
+def test_a_reason_calls_the_budget_by_the_name_that_the_user_gave() -> None:
+    pace = Pace(schedule(layer_budget=0.1).of_layers, 0, "layer_budget")
+    pace.measured(500)
+    assert pace.rate(500).reason == "layer_budget=0.1, an audit costs 0.50 steps"
+
+
 def test_of_both_the_bound_wins_and_says_so() -> None:
     pace = Pace(schedule(overhead_budget=0.01, max_poisoned_steps=50), 0)
     pace.measured(2000)
