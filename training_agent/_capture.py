@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from . import _attention
 from ._attention import Attention
+from ._kept import KeptValues, putting
 from ._walk import modules, named_buffers
 
 
@@ -56,6 +57,7 @@ class Capture:
     block: str = ""  # whose start this is, by path inside the wrapped module
     inputs: tuple[bool, ...] = ()  # of a block: per tensor in its arguments, whether its gradient is compared
     backward: Contexts | None = None  # as they were when its backward began; loops end autocast before it
+    kept: KeptValues | None = None  # what the rank's modules keep, where ranks keep other things
     whole: Capture | None = None  # of a block: the micro-batch around it, where it is computed inside of that
 
 
@@ -99,7 +101,12 @@ def reentered(capture: Capture, module: nn.Module, device: torch.device) -> Iter
 
     Parameters and buffers are not touched here: the replay works on aliases and copies.
     """
-    with kept_rng(device), _flags(module, capture.training), ExitStack() as stack:
+    with (
+        kept_rng(device),
+        _flags(module, capture.training),
+        putting(module, capture.kept),
+        ExitStack() as stack,
+    ):
         _enter_contexts(stack, capture.contexts, device)
         torch.set_rng_state(capture.cpu_rng)
         if capture.device_rng is not None:

@@ -18,6 +18,7 @@ from ._compilers import Footing, chosen, eager_contests, eagerly, one_offs, only
 from ._data_path import DataPath
 from ._evidence import Depth, Evidence
 from ._ring import ReplayFailedError, Ring, RingResult, contests
+from ._settings import Settings
 from ._startup import Setup, environment_difference, word_of
 from ._statistics import Statistics, StatisticsOff
 from ._step_record import MicroBatch
@@ -63,7 +64,7 @@ class Examiner:
         self._rank_map = setup.rank_map
         self._rotate = setup.schedule.partner is Partner.ROTATE
         self._weights = dict(setup.module.named_parameters())  # frozen ones too
-        self._device = setup.device
+        self._device, self._settings = setup.device, Settings(setup.module)
         rebuild = setup.rebuild_batch  # without it batches are taken as they came
         self._data = rebuild and DataPath(setup.comm, setup.rank_map, setup.device, rebuild)
         self._audits = 0
@@ -74,6 +75,7 @@ class Examiner:
     def begin(self, *, audit: bool) -> None:
         """A step begins, to be audited or not; what the one before still owes its peers is posted."""
         self._ring.courier.settle()
+        self._settings.begin(audit=audit)
         if audit:
             self._ring.expect(self._partners())
 
@@ -110,6 +112,8 @@ class Examiner:
             at_start: nothing has shown yet that these GPUs can agree (the preflight).
         """
         with self.stopwatch.running():
+            if at_start:
+                self._settings.remember()
             found = self._examined(step, batch, original, nonfinite, micro_batches, obstacle, at_start)
             if at_start or self._data is None or not isinstance(found, AuditPass):
                 return found
@@ -145,6 +149,10 @@ class Examiner:
         self._audits += not at_start and turn is None
         try:
             result = self._ring.replay(targets, batch.capture, original, several=micro_batches > 1)
+            if result.pairs and not nonfinite and not at_start:
+                capture = self._settings.along(batch.capture, self._comm)
+                if capture is not None:
+                    result = self._ring.replay(targets, capture, original, several=micro_batches > 1)
         except ReplayFailedError as e:
             return self.unexamined(step, str(e), nonfinite)
         if not result.pairs and not nonfinite:

@@ -72,6 +72,9 @@ class AlarmLatch:
         setup = self._setup
         if disputed is None or not sighting.contests or setup.sharding is not None:
             return None  # shards are no weights that one GPU could compute with
+        capture = disputed.capture
+        if (capture.whole or capture).kept is not None:
+            return None  # settings of one rank, which the model of `sdc replay` has not
         scene = Scene(
             sighting.step,
             sighting.check.value,

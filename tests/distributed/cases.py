@@ -175,6 +175,7 @@ CASES: dict[str, Case] = {
     "a hook after the guard's": Case(step=loops.late_hook),
     "a hook after the guard's, without compute_loss": Case(step=loops.late_hook, loss=None),
     "a hook before the guard's, without compute_loss": Case(prepare=_hook_in_front, loss=None),
+    "settings by rank": Case(step=loops.settings_by_rank),
     "a copy of the model": Case(step=loops.with_copy, prepare=_teacher, loss=loss_with_teacher),
     "a buffer made by the first forward": Case(models.Positions),
     "checkpointing": Case(models.Checkpointed),

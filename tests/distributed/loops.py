@@ -207,3 +207,10 @@ def with_copy(loop: Loop, step: int) -> None:
     if step == 1:
         loop.plain.__dict__["teacher"] = [copy.deepcopy(loop.plain)]
     plain_step(loop, step)
+
+
+def settings_by_rank(loop: Loop, step: int) -> None:
+    """From step 2 on one rank has another dropout rate than the others, as it adapts it to its own data."""
+    if step > 1:
+        loop.plain.drop.p = 0.3 if loop.rank == 1 else 0.1  # type: ignore[union-attr]
+    plain_step(loop, step)
