@@ -112,8 +112,7 @@ class Examiner:
             at_start: nothing has shown yet that these GPUs can agree (the preflight).
         """
         with self.stopwatch.running():
-            if at_start:
-                self._settings.remember()
+            self._settings.remember(at_start)
             found = self._examined(step, batch, original, nonfinite, micro_batches, obstacle, at_start)
             if at_start or self._data is None or not isinstance(found, AuditPass):
                 return found
@@ -148,11 +147,9 @@ class Examiner:
         # The preflight is no audit: the first one meets the same peers again. Layer audits count alone.
         self._audits += not at_start and turn is None
         try:
-            result = self._ring.replay(targets, batch.capture, original, several=micro_batches > 1)
-            if result.pairs and not nonfinite and not at_start:
-                capture = self._settings.along(batch.capture, self._comm)
-                if capture is not None:
-                    result = self._ring.replay(targets, capture, original, several=micro_batches > 1)
+            # The preflight learns which settings do not matter; whether gradients are finite needs none.
+            way = self._ring.replay if nonfinite or at_start else partial(self._settings.replay, self._ring)
+            result = way(targets, batch.capture, original, several=micro_batches > 1)
         except ReplayFailedError as e:
             return self.unexamined(step, str(e), nonfinite)
         if not result.pairs and not nonfinite:

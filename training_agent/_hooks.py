@@ -23,7 +23,6 @@ class ModelHooks:
         self,
         module: nn.Module,
         outer: nn.Module,
-        *,
         entering: Callable[..., Any],
         leaving: Callable[..., Any],
         beginning: Callable[..., Any],

@@ -72,7 +72,7 @@ class Ring:
     def __init__(
         self, comm: Comm, device: torch.device, recompute: Recompute, together: bool = False
     ) -> None:
-        self._comm = comm
+        self.comm = comm
         self._device = device
         self._recompute = recompute
         self._together = together
@@ -99,7 +99,7 @@ class Ring:
             ReplayFailedError: on all ranks, when some rank could not pack or recompute.
             PeerLostError: a peer vanished.
         """
-        comm = self._comm
+        comm = self.comm
         target, replayer = self._neighbours(targets)
         problem = ""
         nbytes = self.courier.carried(capture)
@@ -145,20 +145,20 @@ class Ring:
         again: list[str | None] = []
         for target in contested:
             mine = (result.capture, result.original.depth)
-            own = pack(mine, self._comm.device) if target == self._comm.rank else None
-            capture, depth = unpack(self._comm.broadcast(own, target), self._device)
-            evidence, asked = None, self._comm.rank in voters[target]
+            own = pack(mine, self.comm.device) if target == self.comm.rank else None
+            capture, depth = unpack(self.comm.broadcast(own, target), self._device)
+            evidence, asked = None, self.comm.rank in voters[target]
             if asked or self._together:
                 with switched():
                     evidence, _ = self._attempt(capture, target, Phase.ARBITRATION, depth)
             evidence = evidence if asked else None
             again.append(None if evidence is None else evidence.short())
         answer = Answer(result.original.short(), result.target, result.replayed.short(), tuple(again))
-        return dict(zip(self._comm.ranks, self._comm.gather(answer), strict=True))
+        return dict(zip(self.comm.ranks, self.comm.gather(answer), strict=True))
 
     def repeats(self, result: RingResult) -> bool:
         """Whether this rank gets its own step's bits again; all ranks compute at once."""
-        again, _ = self._attempt(result.capture, self._comm.rank, Phase.ARBITRATION, result.original.depth)
+        again, _ = self._attempt(result.capture, self.comm.rank, Phase.ARBITRATION, result.original.depth)
         return again is not None and again.agrees(result.original)
 
     def _opened(
@@ -175,11 +175,11 @@ class Ring:
             return (capture, original), ""
         except PACK_ERRORS as e:
             kind = type(e).__name__
-            return None, f"rank {self._comm.rank} cannot rebuild the batch of rank {target}: {kind}: {e}"
+            return None, f"rank {self.comm.rank} cannot rebuild the batch of rank {target}: {kind}: {e}"
 
     def _neighbours(self, targets: Sequence[int]) -> tuple[int, int]:
         """Whose micro-batch this rank replays, and who replays this rank's."""
-        ranks, own = self._comm.ranks, self._comm.rank
+        ranks, own = self.comm.ranks, self.comm.rank
         return targets[ranks.index(own)], ranks[targets.index(own)]
 
     def _attempt(
@@ -191,7 +191,7 @@ class Ring:
             if self._together:  # the others wait inside this computation, no answer would reach them
                 raise
             kind = type(e).__name__
-            return None, f"rank {self._comm.rank} cannot recompute the batch of rank {target}: {kind}: {e}"
+            return None, f"rank {self.comm.rank} cannot recompute the batch of rank {target}: {kind}: {e}"
 
 
 def mismatching(ranks: Sequence[int], targets: Sequence[int], flags: Sequence[bool]) -> tuple[Pair, ...]:

@@ -1,7 +1,7 @@
 """Whether ranks compute with other settings of the model, and captures that take a rank's own along.
 
-Comes in: the wrapped module at the begin of audited steps, a capture whose replay mismatched. Goes out: the
-capture with what the rank's modules keep, or nothing where all keep the same. Next: `_examine` replays it.
+Comes in: the wrapped module at the begin of audited steps, a capture to replay. Goes out: what the ring saw,
+with captures that hold what their rank's modules keep where that matters. Next: `_examine` judges it.
 
 Only what has changed since the preflight: what has not, such as a rank's own number, has been proven not to
 matter, and another rank's device number would lead a replay elsewhere.
@@ -9,13 +9,16 @@ matter, and another rank's device number would lead a replay elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import nn
 
 from ._capture import Capture, Unit
 from ._comm import Comm
+from ._evidence import Evidence
 from ._kept import KeptValues, kept
+from ._ring import Ring, RingResult
 from ._startup import word_of
 
 
@@ -25,17 +28,27 @@ class Settings:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._at_begin: KeptValues | None = None
-        self.remember()
+        self.remember(at_start=True)
 
-    def remember(self) -> None:
-        """The preflight begins: replays that pass now pass with what is kept now."""
+    def remember(self, at_start: bool) -> None:
+        """Replays that pass in the preflight pass with what is kept now."""
+        if not at_start:
+            return
         self._first = {key: repr(value) for key, value in kept(self._module).items()}
 
     def begin(self, *, audit: bool) -> None:
         """A step begins; what its loop has set is in place, and what its forwards leave is not yet."""
         self._at_begin = kept(self._module) if audit else None
 
-    def along(self, capture: Capture, comm: Comm) -> Capture | None:
+    def replay(
+        self, ring: Ring, targets: Sequence[int], capture: Capture, original: Evidence, *, several: bool
+    ) -> RingResult:
+        """The ring's replay; where it mismatches and settings differ, again with each rank's own."""
+        result = ring.replay(targets, capture, original, several=several)
+        again = self._along(capture, ring.comm) if result.pairs else None
+        return result if again is None else ring.replay(targets, again, original, several=several)
+
+    def _along(self, capture: Capture, comm: Comm) -> Capture | None:
         """The capture with this rank's settings; None where all ranks have the same. A collective."""
         part = capture.unit is Unit.BLOCK
         if part and capture.whole is None:  # it is computed again inside its whole forward before it accuses

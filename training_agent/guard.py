@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from . import _startup
 from ._capture import Capture, Unit
@@ -135,15 +134,10 @@ class Guard:
                 self._ledger.note(f"{what} are off: {off}")
         if setup.replay_off is not None:
             self._update.depth = None
-        self._model_hooks = ModelHooks(
-            setup.module,
-            setup.outer,
-            entering=self._on_module_forward,
-            leaving=self._on_module_output,
-            beginning=self._on_outer_forward,
-        )
-        self._watch.outside = self._model_hooks.outside
-        self._hooks: list[RemovableHandle] = []
+        hooks = self._on_module_forward, self._on_module_output, self._on_outer_forward
+        around = ModelHooks(setup.module, setup.outer, *hooks)
+        self._watch.outside = around.outside
+        self._hooks: list[Any] = [around]
         for optimizer in setup.optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(self._before_update))
             self._hooks.append(optimizer.register_step_post_hook(self._after_update))
@@ -240,7 +234,6 @@ class Guard:
         self._norms.remove()
         for hook in self._hooks:
             hook.remove()
-        self._model_hooks.remove()
         if self._setup.reporter is not None:
             self._setup.reporter.close()
 
