@@ -54,9 +54,8 @@ class ModelHooks:
         if unit is Unit.MODULE:
             why = "the model has backward hooks of its own, which a replay would run twice: pass compute_loss"
             return why if backward_hooks(module) else None
-        around = outer._forward_hooks or outer._backward_hooks or outer._backward_pre_hooks
-        if around or len(outer._forward_pre_hooks) > 1:
-            return f"{type(outer).__name__} has hooks, which no replay runs: put them on the model inside"
+        if outer._backward_hooks or outer._backward_pre_hooks:
+            return f"{type(outer).__name__} has backward hooks, which no replay runs: put them on its module"
         return None
 
     def remove(self) -> None:
@@ -83,3 +82,20 @@ def backward_hooks(module: nn.Module) -> bool:
         or everywhere._global_backward_hooks
         or everywhere._global_backward_pre_hooks
     )
+
+
+def called_with_hooks(outer: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call `module` in place of `outer`, with the forward hooks that `outer` has (the guard's do nothing)."""
+    for key, hook in list(getattr(outer, "_forward_pre_hooks", {}).items()):
+        if key in outer._forward_pre_hooks_with_kwargs:
+            args, kwargs = hook(outer, args, kwargs) or (args, kwargs)
+            continue
+        new = hook(outer, args)
+        if new is not None:
+            args = new if isinstance(new, tuple) else (new,)
+    result = module(*args, **kwargs)
+    for key, hook in list(getattr(outer, "_forward_hooks", {}).items()):
+        more = (args, kwargs) if key in outer._forward_hooks_with_kwargs else (args,)
+        new = hook(outer, *more, result)
+        result = result if new is None else new
+    return result

@@ -105,8 +105,14 @@ def _hook_in_front(loop: Loop) -> None:
     )
 
 
-def _hook_on_ddp(loop: Loop) -> None:
+def _hooks_on_ddp(loop: Loop) -> None:
+    """As those that watch weights and gradients put there, these with an effect."""
     loop.model.register_forward_hook(loops.doubling)
+    loop.model.register_forward_pre_hook(
+        lambda _module, args, kwargs: ((args[0] + 1,), kwargs) if bool(args[0][0, 1] > 0) else None,
+        with_kwargs=True,
+    )
+    loop.model.register_forward_pre_hook(lambda _module, args: args[0] * 2)
 
 
 def _backward_hook(loop: Loop) -> None:
@@ -175,6 +181,7 @@ CASES: dict[str, Case] = {
     "a hook after the guard's": Case(step=loops.late_hook),
     "a hook after the guard's, without compute_loss": Case(step=loops.late_hook, loss=None),
     "a hook before the guard's, without compute_loss": Case(prepare=_hook_in_front, loss=None),
+    "hooks on DDP": Case(prepare=_hooks_on_ddp),
     "settings by rank": Case(step=loops.settings_by_rank),
     "a copy of the model": Case(step=loops.with_copy, prepare=_teacher, loss=loss_with_teacher),
     "a buffer made by the first forward": Case(models.Positions),
@@ -212,7 +219,6 @@ UNAUDITED: dict[str, Case] = {
     "reentrant checkpointing": Case(models.Reentrant),
     "forgotten no_grad": Case(step=loops.forgotten_no_grad),
     "local SGD": Case(prepare=_local_sgd),
-    "hooks on DDP": Case(prepare=_hook_on_ddp),
     "backward hooks, without compute_loss": Case(prepare=_backward_hook, loss=None),
     "noisy forward": Case(models.NoisyForward),
 }

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from .._capture import Capture, Unit, reentered, switched
 from .._evidence import Depth, Evidence, Recorder, size_of
+from .._hooks import called_with_hooks
 
 LossFunction = Callable[..., Tensor]
 
@@ -181,13 +182,16 @@ def on_copies(module: nn.Module, buffers: Mapping[str, Tensor], call: Callable[[
 
 
 class WithoutDdp:
-    """What the loss function gets as `model` in a replay: calls go past DDP, everything else to it."""
+    """What the loss function gets as `model` in a replay: calls go past DDP, everything else to it.
+
+    Forward hooks on DDP are run, as those on the model are: they may be part of it.
+    """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp = ddp
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._ddp.module(*args, **kwargs)
+        return called_with_hooks(self._ddp, self._ddp.module, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ddp, name)
