@@ -5,6 +5,8 @@ torchrun --nproc-per-node 3 -m examples.integrations.accelerate --steps 16
 
 from __future__ import annotations
 
+import gc
+
 from examples.integrations.arguments import arguments
 from training_agent import AgentSettings, CheckpointStore, attach, hold_while_quarantined, job_reporter
 
@@ -40,7 +42,7 @@ guard = attach(
     reporter=job_reporter(settings, accelerator.process_index),
     checkpoints=store,
 )
-inject(layer, lambda: guard, config)
+inject(layer, lambda guard=guard: guard, config)  # type: ignore[misc]
 if found := store.resume():
     folder, manifest = store.verified(found)
     accelerator.load_state(str(folder))
@@ -62,4 +64,8 @@ for batch_index in range(2 * guard.step, 2 * config.steps):
         save_together(store, guard.step, lambda f: accelerator.save_state(str(f)), guard.manifest())
 guard.close()
 accelerator.wait_for_everyone()
+accelerator.free_memory()
+# They hold the process group, which torch may abort over at exit.
+del guard, model, optimizer, scheduler, layer
+gc.collect()
 accelerator.end_training()

@@ -5,6 +5,8 @@ torchrun --nproc-per-node 3 -m examples.integrations.huggingface --steps 16
 
 from __future__ import annotations
 
+import gc
+
 from examples.integrations.arguments import arguments
 from training_agent import AgentSettings, hold_while_quarantined
 
@@ -51,6 +53,8 @@ trainer = Trainer(
 )
 sdc = SdcCallback(trainer, schedule=schedule_of(config))
 trainer.add_callback(sdc)
-inject(model.transformer.h[1].mlp.c_proj, lambda: sdc.guard, config)
+inject(model.transformer.h[1].mlp.c_proj, lambda sdc=sdc: sdc.guard, config)  # type: ignore[misc]
 trainer.train(resume_from_checkpoint=sdc.resume())
-torch.distributed.destroy_process_group()  # the Trainer does not; without it torch may abort at exit
+del trainer, model, sdc  # they hold the process group, which torch may abort over at exit
+gc.collect()
+torch.distributed.destroy_process_group()  # the Trainer does not

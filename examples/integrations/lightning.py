@@ -5,6 +5,7 @@ torchrun --nproc-per-node 3 -m examples.integrations.lightning --steps 16
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any
 
@@ -61,10 +62,12 @@ trainer = Trainer(
     enable_model_summary=False,
 )
 model = Decoder()
-inject(model.get_submodule("decoder.blocks.1.feed_forward.down"), lambda: sdc.guard, config)
+inject(model.get_submodule("decoder.blocks.1.feed_forward.down"), lambda sdc=sdc: sdc.guard, config)  # type: ignore[misc]
 trainer.fit(
     model,
     DataLoader(data, batch_size=2),  # type: ignore[arg-type]
     ckpt_path=sdc.resume(),
 )
-torch.distributed.destroy_process_group()  # the Trainer does not; without it torch may abort at exit
+del trainer, model, sdc  # they hold the process group, which torch may abort over at exit
+gc.collect()
+torch.distributed.destroy_process_group()  # the Trainer does not

@@ -5,6 +5,7 @@ torchrun --nproc-per-node 3 -m examples.integrations.plain --steps 16
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 from examples.integrations.arguments import arguments
@@ -50,7 +51,7 @@ guard = attach(
     checkpoints=store,
     schedule=schedule_of(config),
 )
-inject(ddp.module.blocks[1].feed_forward.down, lambda: guard, config)
+inject(ddp.module.blocks[1].feed_forward.down, lambda guard=guard: guard, config)  # type: ignore[misc]
 
 if found := store.resume():
     state, manifest = store.load(found)
@@ -70,4 +71,7 @@ while step < config.steps:
         guard.before_save()
         if rank == 0:
             store.save(step, state_of(step, ddp, optimizer), guard.manifest())
+guard.close()
+del guard, ddp, optimizer  # they hold the process group, which torch may abort over at exit
+gc.collect()
 dist.destroy_process_group()
