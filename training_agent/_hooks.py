@@ -42,6 +42,8 @@ class ModelHooks:
         module, outer = self._module, self._outer
         if outer is module:
             return None
+        if self._leave.id not in module._forward_hooks or self._enter.id not in module._forward_pre_hooks:
+            return "the guard's own hooks were taken away from the model"
         if next(reversed(module._forward_hooks)) != self._leave.id:  # it is to see what they make of outputs
             module._forward_hooks[self._leave.id] = module._forward_hooks.pop(self._leave.id)
         if next(iter(module._forward_pre_hooks)) != self._enter.id:

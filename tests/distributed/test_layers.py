@@ -17,7 +17,7 @@ from training_agent.capsule.recompute import Answer, replay
 from training_agent.capsule.subject import Subject, put_weights
 from training_agent.contract import Alarm, Check, Verdict, decode
 
-pytestmark = pytest.mark.timeout(300)  # the first test waits for all runs
+pytestmark = pytest.mark.timeout(600)  # the first test waits for all runs
 RANKS, BAD = 3, 1
 BLOCKS = ["embedding", "head", "layers.0", "layers.1", "norm"]
 PLACES = ["forward-output", "input-gradient", "weight-gradient"]
@@ -28,7 +28,7 @@ Results = list[dict[str, Any]]
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
     """Every run by name, one entry per rank."""
     out = tmp_path_factory.mktemp("layers")
-    ended = launch("tests.distributed.layers_job", RANKS, str(out), timeout=200)
+    ended = launch("tests.distributed.layers_job", RANKS, str(out), timeout=500)
     assert [code for code, _ in ended] == [0] * RANKS, "\n".join(text[-1500:] for _, text in ended)
     by_rank = [json.loads((out / f"{rank}.json").read_text()) for rank in range(RANKS)]
     runs = {name: [results[name] for results in by_rank] for name in by_rank[0]}

@@ -12,7 +12,7 @@ from tests.distributed.pace_cases import SPIKE_AT, STEPS
 from training_agent.contract import Alarm, Check, decode
 from training_agent.kernels import Kernels
 
-pytestmark = pytest.mark.timeout(300)  # the first test waits for all runs
+pytestmark = pytest.mark.timeout(600)  # the first test waits for all runs
 RANKS = 4
 BAD = 1
 KERNELS = {k.value: k.audited for k in Kernels}
@@ -23,7 +23,7 @@ Results = list[dict[str, Any]]
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Results], list[dict[str, Any]]]:
     """Every run by name, one entry per rank; and the log lines of the first rank."""
     out = tmp_path_factory.mktemp("options")
-    ended = launch("tests.distributed.options_worker", RANKS, str(out), timeout=250)
+    ended = launch("tests.distributed.options_worker", RANKS, str(out), timeout=500)
     assert [code for code, _ in ended] == [0] * RANKS, "\n".join(text[-1500:] for _, text in ended)
     by_rank = [json.loads((out / f"{rank}.json").read_text()) for rank in range(RANKS)]
     lines = [[json.loads(t) for t in text.splitlines() if t.startswith('{"sdc"')] for _, text in ended]

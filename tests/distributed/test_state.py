@@ -13,10 +13,10 @@ from training_agent.contract import Alarm, Check, FindingKind, Verdict, decode
 
 RANKS = 3
 Results = dict[str, list[dict[str, Any]]]
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
-def launched(folder: Any, *args: str, timeout: float = 120) -> Results:
+def launched(folder: Any, *args: str, timeout: float = 500) -> Results:
     ended = launch("tests.distributed.state_job", RANKS, str(folder), *args, timeout=timeout)
     assert [code for code, _ in ended] == [0] * RANKS, "\n".join(text[-1500:] for _, text in ended)
     by_rank = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
@@ -220,16 +220,15 @@ def test_statistics_that_are_written_twice_and_a_ranks_own_buffers_pass_audits(
     assert (manifest["audits_passed"], manifest["audits_skipped"]) == (audits, 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "passed", "why"),
-    [
-        ("set differently", 2, "the ranks' layers are set differently"),
-        ("not reproducible", 3, "they are not reproducible on ranks [0, 1, 2]"),
-    ],
-)
-def test_statistics_that_are_no_function_of_the_batch_are_left_out_by_name(
-    runs: Results, name: str, passed: int, why: str
-) -> None:
-    manifest = quiet(runs, f"statistics: {name}")
+def test_statistics_that_are_no_function_of_the_batch_are_left_out_by_name(runs: Results) -> None:
+    manifest = quiet(runs, "statistics: not reproducible")
+    why = "they are not reproducible on ranks [0, 1, 2]"
     assert manifest["notes"] == [f"running statistics are not compared: {why}"]
-    assert manifest["audits_passed"] == passed
+    assert manifest["audits_passed"] == 3
+
+
+def test_layers_that_are_set_differently_by_rank_are_audited_with_each_ranks_own_settings(
+    runs: Results,
+) -> None:
+    manifest = quiet(runs, "statistics: set differently")
+    assert (manifest["notes"], manifest["audits_passed"], manifest["audits_skipped"]) == ([], 3, 0)
