@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.distributed.small_model import Model, compute_loss, settings_for
-from training_agent import AgentError, Guard, Schedule, _ledger, attach
+from training_agent import AgentError, Guard, Schedule, _manifest, attach
 
 ONE = 1  # the rank with the trouble
 UNCAUGHT = "no node"
@@ -45,13 +45,13 @@ def begin(mode: str) -> None:
 
 def take_over(guard: Guard, trouble: str) -> None:
     """`after_load`, with this rank's own trouble."""
-    manifest, digests = guard.manifest(), _ledger.state_digests
+    manifest, digests = guard.manifest(), _manifest.state_digests
     if trouble == "no memory to digest":
-        _ledger.state_digests = _no_memory
+        _manifest.state_digests = _no_memory
     try:
         guard.after_load({"step": 3} if trouble == "foreign manifest" else manifest)
     finally:
-        _ledger.state_digests = digests
+        _manifest.state_digests = digests
         guard.abandon()
 
 
