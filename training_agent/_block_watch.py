@@ -25,7 +25,7 @@ from ._evidence import Depth, Evidence, Recorder
 from ._leaves import inside_backward
 from ._refusals import untraced
 from ._step_record import MicroBatch, StepRecord
-from ._walk import named_buffers
+from ._walk import copied_buffers
 from ._watch import StepWatch
 from .checks.nonfinite import GradientNorms, at_end_of_backward
 from .checks.replay import apart, output_tensors
@@ -170,7 +170,7 @@ class BlockWatch:
         self._versions = [(t, t._version) for t in kept.values() if not t.is_inference()]
         capture = _capture.take(Unit.BLOCK, module, self._device, args, kwargs, self._own)
         capture.block = self.block.name
-        capture.buffers = {name: b.detach().clone() for name, b in named_buffers(module).items()}
+        capture.buffers = copied_buffers(module)
         capture.inputs = tuple(known in views.made for known in kept)
         self._capture = capture
         self._recorder = Recorder(len(self.block.parameters) + len(views.made), self._depth)

@@ -76,8 +76,7 @@ def take(
         args,
         kwargs,
         current_contexts(device),
-        torch.get_rng_state(),
-        torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        *rng_of(device),
         tuple([m.training for m in modules(module)]),
         frozenset([name for name, p in parameters.items() if p.requires_grad]),
     )
@@ -108,9 +107,7 @@ def reentered(capture: Capture, module: nn.Module, device: torch.device) -> Iter
         ExitStack() as stack,
     ):
         _enter_contexts(stack, capture.contexts, device)
-        torch.set_rng_state(capture.cpu_rng)
-        if capture.device_rng is not None:
-            torch.cuda.set_rng_state(capture.device_rng, device)
+        set_rng(capture.cpu_rng, capture.device_rng, device)
         stack.enter_context(torch.enable_grad())
         yield
 
@@ -135,14 +132,11 @@ class DeviceState:
     @classmethod
     def now(cls, device: torch.device, buffers: dict[str, Tensor]) -> DeviceState:
         """The generators as they are, and copies of buffers."""
-        accelerator = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        return cls(torch.get_rng_state(), accelerator, buffers)
+        return cls(*rng_of(device), buffers)
 
     def put_back(self, device: torch.device, module: nn.Module) -> None:
         """Make both what they were."""
-        torch.set_rng_state(self.cpu_rng)
-        if self.device_rng is not None:
-            torch.cuda.set_rng_state(self.device_rng, device)
+        set_rng(self.cpu_rng, self.device_rng, device)
         self.write_buffers(module, self.buffers)
 
     @staticmethod
@@ -167,14 +161,23 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 @contextmanager
 def kept_rng(device: torch.device) -> Iterator[None]:
     """Restore the CPU generator and the accelerator's at the end of the block."""
-    cpu = torch.get_rng_state()
-    accelerator = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    before = rng_of(device)
     try:
         yield
     finally:
-        torch.set_rng_state(cpu)
-        if accelerator is not None:
-            torch.cuda.set_rng_state(accelerator, device)
+        set_rng(*before, device)
+
+
+def rng_of(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """State of the CPU's generator (uint8), and of the accelerator's where `device` is one."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def set_rng(cpu: Tensor, accelerator: Tensor | None, device: torch.device) -> None:
+    """Set both generators, as `rng_of` gave them."""
+    torch.set_rng_state(cpu)
+    if accelerator is not None:
+        torch.cuda.set_rng_state(accelerator, device)
 
 
 def _enter_contexts(stack: ExitStack, wanted: Contexts, device: torch.device) -> None:

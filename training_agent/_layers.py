@@ -14,7 +14,7 @@ from torch import nn
 from . import _bisecting
 from ._alarm import Sighting
 from ._block_watch import BlockRecord, BlockWatch
-from ._blocks import Block, blocks_of
+from ._blocks import Block
 from ._capture import Capture
 from ._compilers import graphs
 from ._evidence import Depth
@@ -39,10 +39,8 @@ class LayerAudits:
     ) -> None:
         self._setup, self._watch, self._norms = setup, watch, norms
         self._examiner, self._ledger = examiner, ledger
-        self._blocks: tuple[Block, ...] = ()
-        if setup.schedule.layered:
-            self._blocks = blocks_of(setup.module)
-            ledger.layers.blocks = len(self._blocks)
+        self._blocks = setup.blocks
+        ledger.layers.blocks = len(self._blocks)
         pace = Pace(setup.schedule.of_layers, ledger.step, "layer_budget")
         self._rhythm = Rhythm(setup.comm, pace, "layer_audit_rate", _replayed=_bisecting.layer_audits())
         self._off: dict[str, str] = {}  # block: why it cannot be compared

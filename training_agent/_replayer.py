@@ -9,7 +9,6 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from ._blocks import blocks_of
 from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence
 from ._leaves import GatheredLeaves, Leaves
@@ -31,8 +30,7 @@ class Replayer:
         self._read = read_locally(list(setup.parameters.values()), setup.naming)
         self._compiled: CompiledReplay | None = None
         self._together: ReplayTogether | None = None
-        layered = setup.schedule.layered
-        self.blocks = {block.name: block for block in blocks_of(setup.module)} if layered else {}
+        self._blocks = {block.name: block for block in setup.blocks}
         if isinstance(leaves, GatheredLeaves):
             self._together = ReplayTogether(
                 setup.module, setup.compute_loss, setup.parameters, leaves, self._read, self._statistics
@@ -69,7 +67,7 @@ class Replayer:
         """
         setup, read = self._setup, self._read
         if capture.unit is Unit.BLOCK:
-            block = self.blocks[capture.block]
+            block = self._blocks[capture.block]
             if capture.whole is not None:
                 forward = self._forward
                 return recompute_inside(setup.module, block, capture, depth, setup.device, forward)
@@ -93,7 +91,7 @@ class Replayer:
     def rows_of(self, capture: Capture) -> tuple[str, ...]:
         """Names of the gradients that its evidence begins with."""
         if capture.unit is Unit.BLOCK:
-            return rows_of(self.blocks[capture.block], sum(capture.inputs))
+            return rows_of(self._blocks[capture.block], sum(capture.inputs))
         return tuple(self._setup.parameters)
 
     @property

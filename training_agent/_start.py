@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from . import _attention, _capture, _preflight_only, _startup
-from ._alarm import Sighting
+from . import _attention, _capture, _preflight_only
+from ._alarm import Sighting, versions, what_runs
 from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence
 from ._examine import ReplayOff
@@ -23,11 +23,13 @@ from ._startup import Setup
 from ._statistics import StatisticsOff
 from ._step_record import MicroBatch
 from ._update import Update
+from ._walk import copied_buffers
 from ._warm_up import warm_up
 from ._watch import StepWatch
+from .contract import NodeRegistration
 from .determinism import deterministic
 from .errors import ConfigurationError
-from .log_line import log_line
+from .log_line import log_line, utc_now
 
 
 @dataclass(slots=True)
@@ -47,7 +49,7 @@ class Start:
         """Tell where the ranks run, once, before anything of this attempt can alarm; None: from scratch."""
         if self.setup.reporter is not None and not self._registered and not _preflight_only.asked():
             self._registered = True
-            self.setup.reporter.started(_startup.registration(self.setup, resumed_from))
+            self.setup.reporter.started(registration(self.setup, resumed_from))
 
     def warm_up(self, forward: Callable[[], Any], backward: Callable[[Any], None]) -> None:
         """Everything that needs no capture; once."""
@@ -81,7 +83,7 @@ class Start:
         self._preflight_due = False
         setup, update = self.setup, self.update
         capture = _capture.take(unit, setup.module, setup.device, args, kwargs)
-        capture.buffers = self.watch.copy_buffers()
+        capture.buffers = copied_buffers(setup.module)
         found = self._look(capture)
         if found.statistics is not None:
             update.give_up(StatisticsOff(found.statistics))
@@ -116,3 +118,24 @@ class Start:
 
     def _leave_if_asked(self) -> None:
         _preflight_only.leave_if_asked(self.setup, self.update.depth, tuple(self.update.ledger.notes))
+
+
+def registration(setup: Setup, resumed_from: int | None) -> NodeRegistration | None:
+    """What this node tells the pipeline, from its first rank; None on the others."""
+    rank_map, settings, rank = setup.rank_map, setup.settings, setup.comm.rank
+    node = rank_map.node_of(rank)
+    ranks = rank_map.ranks_on(node)
+    if rank != min(ranks, key=lambda r: rank_map.place(r).local_rank):
+        return None
+    return NodeRegistration(
+        cluster=settings.cluster,
+        job=settings.job,
+        node=node,
+        instance_id=rank_map.place(rank).instance_id,
+        places=tuple(rank_map.place(r) for r in ranks),
+        world_size=rank_map.size,
+        nodes=len(rank_map.nodes),
+        time=utc_now(),
+        resumed_from_step=resumed_from,
+        versions={**versions(), **what_runs(settings.image)},
+    )

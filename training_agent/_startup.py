@@ -18,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from . import _bisecting, exit_codes
-from ._alarm import versions, what_runs
+from ._alarm import versions
 from ._bisecting import BisectReporter
+from ._blocks import Block, blocks_of
 from ._comm import Comm
 from ._data_path import RebuildBatch
 from ._refusals import diverging_hook, refuse_optimizers, refuse_tensors, unwrapped, unwrapped_optimizer
@@ -27,11 +28,10 @@ from ._sharding import Sharding, sharding_of
 from ._shared_proof import prove_shared
 from .checkpoint_folder import Checkpoints
 from .checks.replay import LossFunction
-from .contract import Env, NodeRegistration
+from .contract import Env
 from .determinism import environment, require_cublas_workspace
 from .digest import digest
 from .errors import AgentError, ConfigurationError
-from .log_line import utc_now
 from .placement import RankMap, gather_places, partners
 from .policy import Mode, Naming, Policy
 from .report import Reporter
@@ -81,6 +81,7 @@ class Setup:
     parameters: dict[str, nn.Parameter]  # those that are trained, by name
     weights_off: str | None  # why check 3 is off
     replay_off: str | None  # why nothing can be replayed
+    blocks: tuple[Block, ...]  # for layer audits; none where they are not asked for
 
 
 def set_up(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], wishes: Wishes) -> Setup:
@@ -133,6 +134,7 @@ def set_up(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], wishes:
         parameters,
         off,
         off,
+        blocks_of(module) if wishes.schedule.layered else (),
     )
 
 
@@ -276,24 +278,3 @@ def self_test(comm: Comm, device: torch.device) -> None:
 def local_rank() -> int:
     """This process's number on its node, as torchrun sets it; 0 without."""
     return int(os.environ.get(Env.LOCAL_RANK, "0"))
-
-
-def registration(setup: Setup, resumed_from: int | None) -> NodeRegistration | None:
-    """What this node tells the pipeline, from its first rank; None on the others."""
-    rank_map, settings, rank = setup.rank_map, setup.settings, setup.comm.rank
-    node = rank_map.node_of(rank)
-    ranks = rank_map.ranks_on(node)
-    if rank != min(ranks, key=lambda r: rank_map.place(r).local_rank):
-        return None
-    return NodeRegistration(
-        cluster=settings.cluster,
-        job=settings.job,
-        node=node,
-        instance_id=rank_map.place(rank).instance_id,
-        places=tuple(rank_map.place(r) for r in ranks),
-        world_size=rank_map.size,
-        nodes=len(rank_map.nodes),
-        time=utc_now(),
-        resumed_from_step=resumed_from,
-        versions={**versions(), **what_runs(settings.image)},
-    )

@@ -30,6 +30,7 @@ from ._sightings import overflowing, reduced
 from ._startup import Setup
 from ._statistics import StatisticsOff
 from ._step_record import StepRecord
+from ._walk import copied_buffers
 from ._watch import StepWatch
 from ._weight_check import WeightCheck
 from .checks.nonfinite import GradientNorms
@@ -130,7 +131,7 @@ class Update:
         self._last = count
         layer = self.layers.armed
         if self.deferred and not record.audit and not layer:
-            state = DeviceState.now(self.setup.device, self.watch.copy_buffers())
+            state = DeviceState.now(self.setup.device, copied_buffers(self.setup.module))
             self.pending = Pending(record, count, own, state)
             self.rhythm.judged(record.step, audit=False)
             self.layers.clock(record.step, audit=False)

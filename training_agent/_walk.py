@@ -31,3 +31,8 @@ def named_buffers(root: nn.Module) -> dict[str, Tensor]:
         if module._buffers:
             return dict(root.named_buffers())
     return {}  # most models: nobody needs their names
+
+
+def copied_buffers(root: nn.Module) -> dict[str, Tensor]:
+    """Copies of all buffers. Always made: not every kernel that writes one raises its version counter."""
+    return {name: buffer.detach().clone() for name, buffer in named_buffers(root).items()}

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from ._aside import put_aside, reducing
-from ._capture import kept_rng
-from ._walk import named_buffers
+from ._capture import DeviceState, kept_rng
+from ._walk import copied_buffers
 from .checks.replay import output_tensors
 from .determinism import deterministic, explained
 
@@ -39,7 +39,7 @@ def warm_up(
         ConfigurationError: an operator has no deterministic kernel.
     """
     parameters = list(model.parameters())
-    buffers = {name: b.detach().clone() for name, b in named_buffers(model).items()}
+    buffers = copied_buffers(model)
     # With static_graph DDP only counts hooks in its first backward and orders buckets by the second.
     passes = 2 if getattr(model, "static_graph", False) else 1
     try:
@@ -56,11 +56,8 @@ def warm_up(
                     p.grad = None
     finally:
         torch.clear_autocast_cache()  # it holds casts whose graph is gone
-        with torch.no_grad():
-            # One that the forward made, or made larger (a table of positions), stays: its layer remembers it.
-            for name, buffer in named_buffers(model).items():
-                if name in buffers and buffers[name].shape == buffer.shape:
-                    buffer.copy_(buffers[name])
+        # One that the forward made, or made larger (a table of positions), stays: its layer remembers it.
+        DeviceState.write_buffers(model, buffers)
 
 
 def backward_from_outputs(output: Any) -> None:

@@ -19,7 +19,7 @@ from ._evidence import Depth, Evidence, Recorder, finiteness, size_of
 from ._leaves import Leaves, Stop, inside_backward
 from ._statistics import Statistics
 from ._step_record import MicroBatch, StepRecord
-from ._walk import named_buffers
+from ._walk import copied_buffers
 from .checks.nonfinite import GradientNorms
 from .checks.replay import apart, output_tensors
 
@@ -106,7 +106,7 @@ class StepWatch:
         batch = self.batches[-1]
         batch.forwards += 1
         if batch.forwards == 1:
-            batch.capture.buffers = self.copy_buffers()
+            batch.capture.buffers = copied_buffers(self._module)
 
     def leave_module(self, output: Any) -> Any:
         """The wrapped module returned `output`; what comes back stands in for it."""
@@ -203,10 +203,6 @@ class StepWatch:
             f"{recorder.tensors} tensors with {recorder.nbytes} bytes were digested, "
             f"{wanted[0]} with {wanted[1]} were expected"
         )
-
-    def copy_buffers(self) -> dict[str, Tensor]:
-        """Copies of all buffers. Always made: not every kernel that writes one raises its version counter."""
-        return {name: buffer.detach().clone() for name, buffer in named_buffers(self._module).items()}
 
     @property
     def _is_chosen(self) -> bool:

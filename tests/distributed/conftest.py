@@ -51,6 +51,16 @@ def launch(
     return ended
 
 
+def runs_of(
+    module: str, ranks: int, out: Path, *args: str, timeout: float = 500
+) -> tuple[dict[str, Results], list[tuple[int, str]]]:
+    """Launch a worker that writes OUT/RANK.json: each run by name, an entry per rank; how ranks ended."""
+    ended = launch(module, ranks, str(out), *args, timeout=timeout)
+    assert [code for code, _ in ended] == [0] * ranks, "\n".join(text[-1500:] for _, text in ended)
+    by_rank = [json.loads((out / f"{rank}.json").read_text()) for rank in range(ranks)]
+    return {name: [results[name] for results in by_rank] for name in by_rank[0]}, ended
+
+
 def _still_running(processes: list[Process], deadline: float) -> list[Process]:
     """Wait for all of them together; those that run on at the deadline."""
     for p in processes:
@@ -68,11 +78,8 @@ def _content(file: IO[str]) -> str:
 @pytest.fixture(scope="session")
 def scenario(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Results]:
     """Results of a scenario of `scenarios`, one entry per rank."""
-    out = tmp_path_factory.mktemp("six-ranks")
-    ended = launch("tests.distributed.worker", RANKS, str(out))
-    assert [code for code, _ in ended] == [0] * RANKS, ended[0][1][-4000:]
-    by_rank = [json.loads((out / f"{rank}.json").read_text()) for rank in range(RANKS)]
-    return lambda name: [results[name] for results in by_rank]
+    runs, _ = runs_of("tests.distributed.worker", RANKS, tmp_path_factory.mktemp("six-ranks"), timeout=240)
+    return runs.__getitem__
 
 
 @pytest.fixture(scope="session")

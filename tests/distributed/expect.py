@@ -24,6 +24,13 @@ def alarm_in(results: Results, *, applied: bool = False) -> Alarm:
     return decode(Alarm, results[0]["alarm"])
 
 
+def the_alarm(results: Results) -> Alarm:
+    """One and the same on all ranks."""
+    assert len({r["alarm"] for r in results}) == 1
+    assert results[0]["alarm"] is not None, results[0].get("error")
+    return decode(Alarm, results[0]["alarm"])
+
+
 def assert_quiet(results: Results) -> None:
     assert [r["message"] for r in results] == [""] * len(results)
 

@@ -5,15 +5,15 @@ The backend of the short runs needs no compiler and gives other bits than eager 
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 
 import pytest
 
 from tests.distributed.cases import COMPILED, INDUCTOR
-from tests.distributed.conftest import launch
-from tests.distributed.test_models import BAD, RANKS, Results, assert_nothing_moved, same_end, the_alarm
+from tests.distributed.conftest import runs_of
+from tests.distributed.expect import the_alarm
+from tests.distributed.test_models import BAD, RANKS, Results, assert_nothing_moved, same_end
 from training_agent.contract import Check, Verdict
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for all runs
@@ -32,10 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         if name not in known:
             out = tmp_path_factory.mktemp("compiled")
             only = name.split(":")[0] + ":"
-            ended = launch("tests.distributed.models_worker", RANKS, str(out), only, timeout=600)
-            assert [code for code, _ in ended] == [0] * RANKS, "\n".join(text[-1500:] for _, text in ended)
-            by_rank = [json.loads((out / f"{rank}.json").read_text()) for rank in range(RANKS)]
-            known.update({run: [results[run] for results in by_rank] for run in by_rank[0]})
+            known.update(runs_of("tests.distributed.models_worker", RANKS, out, only, timeout=600)[0])
         return known[name]
 
     return get

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.distributed.conftest import launch
+from tests.distributed.conftest import runs_of
+from tests.distributed.expect import the_alarm
 from tests.distributed.layers_models import HEALTHY, UNFIT, Checkpointed
 from tests.matrix.layers import merged, surprises
 from training_agent.capsule import content as capsule
 from training_agent.capsule.recompute import Answer, replay
 from training_agent.capsule.subject import Subject, put_weights
-from training_agent.contract import Alarm, Check, Verdict, decode
+from training_agent.contract import Check, Verdict
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for all runs
 RANKS, BAD = 3, 1
@@ -28,17 +28,8 @@ Results = list[dict[str, Any]]
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
     """Every run by name, one entry per rank."""
     out = tmp_path_factory.mktemp("layers")
-    ended = launch("tests.distributed.layers_job", RANKS, str(out), timeout=500)
-    assert [code for code, _ in ended] == [0] * RANKS, "\n".join(text[-1500:] for _, text in ended)
-    by_rank = [json.loads((out / f"{rank}.json").read_text()) for rank in range(RANKS)]
-    runs = {name: [results[name] for results in by_rank] for name in by_rank[0]}
+    runs, _ = runs_of("tests.distributed.layers_job", RANKS, out)
     return {**runs, "files": [{"capsule": str(p)} for p in (out / "capsules").glob("*.sdc")]}
-
-
-def the_alarm(results: Results) -> Alarm:
-    assert len({r["alarm"] for r in results}) == 1
-    assert results[0]["alarm"] is not None
-    return decode(Alarm, results[0]["alarm"])
 
 
 def books(results: Results) -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from tests.distributed.cases import CASES, SCALED, UNAUDITED
-from tests.distributed.conftest import launch
+from tests.distributed.conftest import runs_of
+from tests.distributed.expect import the_alarm
 from tests.distributed.refused import REFUSED
-from training_agent.contract import Alarm, Check, FindingKind, Independence, Verdict, decode
+from training_agent.contract import Check, FindingKind, Independence, Verdict
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for all runs
 RANKS = 4
@@ -21,17 +21,7 @@ Results = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
     """Every run by name, one entry per rank."""
-    out = tmp_path_factory.mktemp("models")
-    ended = launch("tests.distributed.models_worker", RANKS, str(out), timeout=500)
-    assert [code for code, _ in ended] == [0] * RANKS, "\n".join(text[-1500:] for _, text in ended)
-    by_rank = [json.loads((out / f"{rank}.json").read_text()) for rank in range(RANKS)]
-    return {name: [results[name] for results in by_rank] for name in by_rank[0]}
-
-
-def the_alarm(results: Results) -> Alarm:
-    assert len({r["alarm"] for r in results}) == 1
-    assert results[0]["alarm"] is not None, results[0]["error"]
-    return decode(Alarm, results[0]["alarm"])
+    return runs_of("tests.distributed.models_worker", RANKS, tmp_path_factory.mktemp("models"))[0]
 
 
 def assert_nothing_moved(results: Results, step: int, *, rng_before_update: bool = True) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.conftest import launch
+from tests.distributed.conftest import runs_of
+from tests.distributed.expect import the_alarm
 from tests.distributed.pace_cases import SPIKE_AT, STEPS
-from training_agent.contract import Alarm, Check, decode
+from training_agent.contract import Check
 from training_agent.kernels import Kernels
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for all runs
@@ -22,26 +23,16 @@ Results = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Results], list[dict[str, Any]]]:
     """Every run by name, one entry per rank; and the log lines of the first rank."""
-    out = tmp_path_factory.mktemp("options")
-    ended = launch("tests.distributed.options_worker", RANKS, str(out), timeout=500)
-    assert [code for code, _ in ended] == [0] * RANKS, "\n".join(text[-1500:] for _, text in ended)
-    by_rank = [json.loads((out / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    runs, ended = runs_of("tests.distributed.options_worker", RANKS, tmp_path_factory.mktemp("options"))
     lines = [[json.loads(t) for t in text.splitlines() if t.startswith('{"sdc"')] for _, text in ended]
     assert not any(e["sdc"] in ("kernels", "audit_rate") for own in lines[1:] for e in own), "said once"
-    return {name: [results[name] for results in by_rank] for name in by_rank[0]}, lines[0]
+    return runs, lines[0]
 
 
 @pytest.fixture
 def runs(ended: tuple[dict[str, Results], Any]) -> dict[str, Results]:
     """Every run by name."""
     return ended[0]
-
-
-def the_alarm(results: Results) -> Alarm:
-    """One and the same on all ranks."""
-    assert len({r["alarm"] for r in results}) == 1
-    assert results[0]["alarm"] is not None, results[0]["error"]
-    return decode(Alarm, results[0]["alarm"])
 
 
 def same_end(results: Results, others: Results) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from tests.distributed.conftest import launch
+from tests.distributed.conftest import runs_of
+from tests.distributed.expect import the_alarm
 from tests.distributed.state_models import Buffered
-from training_agent.contract import Alarm, Check, FindingKind, Verdict, decode
+from training_agent.contract import Check, FindingKind, Verdict
 
 RANKS = 3
 Results = dict[str, list[dict[str, Any]]]
@@ -17,23 +17,13 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def launched(folder: Any, *args: str, timeout: float = 500) -> Results:
-    ended = launch("tests.distributed.state_job", RANKS, str(folder), *args, timeout=timeout)
-    assert [code for code, _ in ended] == [0] * RANKS, "\n".join(text[-1500:] for _, text in ended)
-    by_rank = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
-    return {name: [results[name] for results in by_rank] for name in by_rank[0]}
+    return runs_of("tests.distributed.state_job", RANKS, folder, *args, timeout=timeout)[0]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Every run by name, one entry per rank."""
     return launched(tmp_path_factory.mktemp("state"))
-
-
-def the_alarm(runs: Results, name: str) -> Alarm:
-    results = runs[name]
-    assert len({r["alarm"] for r in results}) == 1
-    assert results[0]["alarm"] is not None, results[0]["error"]
-    return decode(Alarm, results[0]["alarm"])
 
 
 def quiet(runs: Results, name: str) -> dict[str, Any]:
@@ -57,14 +47,14 @@ def test_a_bit_flipped_in_a_steady_buffer_is_named_by_majority_before_the_save(
     runs: Results, name: str
 ) -> None:
     rank, buffer = FLIPPED[name]
-    alarm = the_alarm(runs, name)
+    alarm = the_alarm(runs[name])
     assert (alarm.check, alarm.step, alarm.named_ranks) == (Check.WEIGHTS, 4, (rank,))
     assert alarm.divergent_tensors == (f"buffer {buffer}",)
     assert alarm.suspect_window == (3, 4)
 
 
 def test_the_window_of_a_buffer_begins_where_buffers_were_compared_not_only_weights(runs: Results) -> None:
-    alarm = the_alarm(runs, "table before the last check")  # flipped at 5; weights passed at 5, 6 and 7
+    alarm = the_alarm(runs["table before the last check"])  # flipped at 5; weights passed at 5, 6 and 7
     assert (alarm.step, alarm.named_ranks, alarm.suspect_window) == (8, (2,), (5, 8))
 
 
@@ -72,7 +62,7 @@ def test_the_window_of_a_buffer_begins_where_buffers_were_compared_not_only_weig
 def test_what_a_program_could_have_written_through_data_stops_the_save_and_names_nobody(
     runs: Results, name: str
 ) -> None:
-    alarm = the_alarm(runs, name)
+    alarm = the_alarm(runs[name])
     (finding,) = alarm.findings
     assert (alarm.check, alarm.step, alarm.named_ranks) == (Check.WEIGHTS, 4, ())
     assert (finding.kind, finding.involved) == (FindingKind.SOFTWARE, ())  # row S1: nobody is cordoned
@@ -139,7 +129,7 @@ STATE = {
 @pytest.mark.parametrize("name", STATE)
 def test_a_bit_flipped_in_what_the_optimizer_keeps_is_named_before_the_save(runs: Results, name: str) -> None:
     rank, tensor = STATE[name]
-    alarm = the_alarm(runs, name)
+    alarm = the_alarm(runs[name])
     assert (alarm.check, alarm.step, alarm.named_ranks) == (Check.WEIGHTS, 4, (rank,))
     assert alarm.divergent_tensors == (tensor,)
 
@@ -196,12 +186,12 @@ def test_a_sound_file_an_older_manifest_and_an_optimizer_that_is_loaded_later_go
 
 
 def test_a_gpu_that_updates_running_statistics_wrong_is_named_by_the_audit(runs: Results) -> None:
-    alarm = the_alarm(runs, "statistics: persistent")
+    alarm = the_alarm(runs["statistics: persistent"])
     assert (alarm.check, alarm.step, alarm.named_ranks) == (Check.REPLAY, 4, (1,))
 
 
 def test_statistics_that_were_wrong_once_are_transient(runs: Results) -> None:
-    (finding,) = the_alarm(runs, "statistics: once").findings
+    (finding,) = the_alarm(runs["statistics: once"]).findings
     assert (finding.rank, finding.verdict) == (1, Verdict.TRANSIENT)
 
 

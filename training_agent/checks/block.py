@@ -10,6 +10,7 @@ argument shows (a mask kept in an attribute, a global) is what the block of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,11 +20,11 @@ from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from .._blocks import Block
-from .._capture import Capture, reentered, switched
+from .._capture import Capture, reentered, set_rng
 from .._evidence import Depth, Evidence, Recorder
 from .._leaves import inside_backward
 from .._walk import named_buffers
-from .replay import Around, alias_of, apart, output_tensors
+from .replay import Around, alias_of, apart, backward_from, output_tensors
 
 
 def rows_of(block: Block, inputs: int) -> tuple[str, ...]:
@@ -51,7 +52,7 @@ def recompute_block(
 
     def run() -> None:
         module(*again.args, **again.kwargs)
-        again.differentiate(device)
+        again.differentiate()
 
     state = again.aliases | {n: b.clone() for n, b in capture.buffers.items()}
     return _computed(module, state, capture, run, again.recorder, (watcher,), device)
@@ -86,7 +87,7 @@ def recompute_inside(
         forward(whole)
         if not again.returned:
             raise RuntimeError(f"the forward of its micro-batch did not come to {block.title}")
-        again.differentiate(device)
+        again.differentiate()
 
     own = {id(b): capture.buffers[n] for n, b in named_buffers(part).items() if n in capture.buffers}
     prefix = f"{block.name}." if block.name else ""
@@ -120,9 +121,7 @@ class _Again:
         def hook(_module: nn.Module, _args: Any, _kwargs: Any) -> Any:
             if not torch.is_grad_enabled():  # the step did not count such calls either
                 return None
-            torch.set_rng_state(self._capture.cpu_rng)
-            if self._capture.device_rng is not None:
-                torch.cuda.set_rng_state(self._capture.device_rng, device)
+            set_rng(self._capture.cpu_rng, self._capture.device_rng, device)
             return self.args, self.kwargs
 
         return hook
@@ -144,18 +143,18 @@ class _Again:
         output = self.leave(module, args, output)
         return tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, output)
 
-    def differentiate(self, device: torch.device) -> None:
+    def differentiate(self) -> None:
         """The backward from the outputs, with the gradients that entered them in the step."""
-        seeds, leaves = self._capture.seeds, [*self.aliases.values(), *self._inputs]
-        roots = [t for t in self.returned if t.requires_grad]
+        leaves = [*self.aliases.values(), *self._inputs]
         if self.recorder.depth is Depth.OUTPUT or not leaves:
             return
-        if len(roots) != len(seeds):
-            raise RuntimeError(f"the replay has {len(roots)} outputs, the original had {len(seeds)}")
-        pairs = [(r, s) for r, s in zip(roots, seeds, strict=True) if s is not None]
-        if pairs:
-            with switched(self._capture.backward, device):
-                torch.autograd.backward([r for r, _ in pairs], [s for _, s in pairs], inputs=leaves)
+        roots = [t for t in self.returned if t.requires_grad]
+        backward_from(
+            roots,
+            self._capture.seeds,
+            self._capture.backward,
+            partial(torch.autograd.backward, inputs=leaves),
+        )
 
 
 def _computed(

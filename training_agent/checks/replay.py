@@ -19,7 +19,7 @@ from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
-from .._capture import Capture, Unit, reentered, switched
+from .._capture import Capture, Contexts, Unit, reentered, switched
 from .._evidence import Depth, Evidence, Recorder, size_of
 from .._hooks import called_with_hooks
 
@@ -157,11 +157,32 @@ def run_unit(
     if recorder.depth is Depth.OUTPUT:
         return
     seeds = capture.seeds or [torch.ones_like(root) for root in roots]  # none yet: the preflight
+    backward_from(roots, seeds, capture.backward, differentiate)
+
+
+def backward_from(
+    roots: Sequence[Tensor],
+    seeds: Sequence[Tensor | None],
+    contexts: Contexts | None,
+    differentiate: Callable[[Sequence[Tensor], Sequence[Tensor]], None],
+) -> None:
+    """Run the backward of a replay.
+
+    Args:
+        roots: the outputs that require a gradient.
+        seeds: what entered each of them in the step; None: nothing did.
+        contexts: switches as they were when the step's backward began; None: as they are.
+        differentiate: gets the roots that were reached, and their seeds.
+
+    Raises:
+        RuntimeError: the replay has other outputs than the step had.
+    """
     if len(roots) != len(seeds):
         raise RuntimeError(f"the replay has {len(roots)} outputs, the original had {len(seeds)}")
     reached = [(root, seed) for root, seed in zip(roots, seeds, strict=True) if seed is not None]
-    with switched(capture.backward, roots[0].device):
-        differentiate([r for r, _ in reached], [s for _, s in reached])
+    if reached:
+        with switched(contexts, roots[0].device):
+            differentiate([r for r, _ in reached], [s for _, s in reached])
 
 
 class Around(nn.Module):
