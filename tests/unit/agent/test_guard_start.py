@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from training_agent import _startup
+from training_agent import _start, _startup
 from training_agent._start import Start
 from training_agent.errors import ConfigurationError
 
@@ -27,7 +27,7 @@ class Heard:
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> tuple[Start, Heard]:
-    monkeypatch.setattr(_startup, "registration", lambda setup, resumed_from: resumed_from)
+    monkeypatch.setattr(_start, "registration", lambda setup, resumed_from: resumed_from)
     heard: Any = Heard()
     unused: Any = None
     return Start(SimpleNamespace(reporter=heard), unused, unused, unused, unused), heard  # type: ignore[arg-type]
