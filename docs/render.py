@@ -1,7 +1,8 @@
 """Writes what documents take from the code: `python -m docs.render`, when a table, mail or docstring changes.
 
-In: the decision table, the mail of a sample question, the demo's variables, the modules' docstrings. Out:
-README.md and docs/architecture.md between their markers; a test fails when they are stale. With `--pictures`:
+In: the decision table, the mail of a sample question, how incidents end, the demo's variables, the modules'
+docstrings. Out: README.md, docs/architecture.md and docs/operate.md between their markers; a test fails when
+they are stale. With `--pictures`:
 those that `make test-browser` took, into docs/images. With `--demo FILE`: the output of `make demo`.
 """
 
@@ -22,6 +23,7 @@ from tests.unit.lambdas.questions import approval_of, incident_of
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+OPERATE = ROOT / "docs" / "operate.md"
 TAKEN, IMAGES = ROOT / "out" / "browser", ROOT / "docs" / "images"
 PICTURES = {"readme.png": "review.png", "report.png": "report.png"}  # as taken, as shown
 URL = "https://abcde12345.execute-api.us-east-1.amazonaws.com"
@@ -52,9 +54,17 @@ def variables() -> str:
     return "\n".join(lines) + "\n"
 
 
+def ends() -> str:
+    """The ends of an incident that leave something to a person, in the words of their mails."""
+    lines = ["| ended as | what happened | what to do |", "|---|---|---|"]
+    lines += [f"| `{state.value}` | {n.happened} | {n.todo} |" for state, n in mails.NOTICES.items()]
+    return "\n".join(lines).replace("docs/operate.md, ", "") + "\n"
+
+
 BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
     README: {"decision table": decision_table, "mail": mail, "variables": variables},
     ARCHITECTURE: {"modules": architecture.table},
+    OPERATE: {"ends": ends},
 }
 
 

@@ -25,10 +25,10 @@ rm -f "$venv"/.ready-*
 "$PYTHON" -m venv --clear "${flags[@]+"${flags[@]}"}" "$venv"
 pip=("$venv/bin/python" -m pip --disable-pip-version-check -q)
 
-echo "set-up 1/3: tools of the tests and of the local cloud (about 200 MB to download, 1 GB on disk; some minutes, once)"
+echo "set-up 1/3: tools of the tests and of the local cloud (about 250 MB to download, 1.3 GB on disk; some minutes, once)"
 "${pip[@]}" install --require-hashes -r "$here/dev.txt" || fail "pip could not install requirements/dev.txt (is a package index reachable?)"
 if [ "$TORCH" = pinned ]; then
-  echo "set-up 2/3: torch (a CPU wheel is about 200 MB; the default Linux wheel is a CUDA build of about 2.5 GB: TORCH=system uses an installed one)"
+  echo "set-up 2/3: torch (a CPU wheel is about 200 MB, Triton the same; the default Linux wheel is a CUDA build of about 2.5 GB: TORCH=system uses an installed one)"
   "${pip[@]}" install -r "$here/torch.txt" || fail "pip could not install torch; TORCH=system uses one that is installed"
 else
   echo "set-up 2/3: torch of $PYTHON is used"

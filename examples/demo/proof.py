@@ -16,8 +16,13 @@ from training_agent.contract import Alarm, ExitCode
 
 # how an incident of each row must end here, when the deep check passes
 REPLACING_ROWS = frozenset({"C1", "C2", "V1", "W1"})
+LEFT_TO_A_PERSON = (
+    "the pipeline ended without a replacement or a release: the job holds until a person decides about the "
+    "node, so there is nothing to prove"
+)
 RELEASED = "RELEASED"
 REPLACED = "REPLACED"
+KEPT = "REJECTED_KEPT"  # the approver's no
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,8 @@ def summarize(seen: Observed) -> dict[str, Any]:
 
 def failures(seen: Observed, summary: Mapping[str, Any]) -> list[str]:
     """Return what is wrong, one sentence each; empty when the demo proved what it claims."""
+    if seen.job_failure == LEFT_TO_A_PERSON and any(i["state"] == KEPT for i in seen.incidents):
+        return [seen.job_failure]
     wrong = [seen.job_failure] if seen.job_failure else []
     if not summary["weights_identical_to_fault_free_run"]:
         wrong.append("the final weights or moments differ from those of the run that was never hit")

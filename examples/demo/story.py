@@ -110,17 +110,23 @@ def tell(story: Story, summary: Mapping[str, Any], wrong: Sequence[str], cost: s
         story.said("Hit:", f"{_victims(summary)} by fault {summary['fault']}")
         story.said(
             "Seen:",
-            f"check {summary['check']} at step {summary['alarm_step']}, names ranks "
-            f"{summary['named_ranks']}{verdict}; suspect window {first}-{last}",
+            f"check {summary['check']} at step {summary['alarm_step']}, names "
+            f"{ranks_in_words(summary['named_ranks'])}{verdict}; suspect window {first}-{last}",
         )
         story.said("Decided:", f"row {summary['decision_row']}, ended {summary['terminal_state']}")
-        if summary["replaced_instance"]:
-            story.said("Replaced:", f"{summary['replaced_instance']} by {summary['new_instance']}")
-        story.said(
-            "Came back:", f"from step {summary['resumed_from_step']}, finished {summary['final_step']}"
-        )
-    same = summary["weights_identical_to_fault_free_run"]
-    story.said("Weights:", f"{'bit-identical to' if same else 'NOT those of'} the run that was never hit")
+        old, new = _listed(summary["replaced_instance"]), _listed(summary["new_instance"])
+        if old:
+            pairs = zip(old, new, strict=True)
+            story.said("Replaced:", "; ".join(f"{was} by {now or 'nothing yet'}" for was, now in pairs))
+        if summary["resumed_from_step"] is None:
+            story.said("Came back:", "not yet: it holds until a person decides")
+        else:
+            story.said(
+                "Came back:", f"from step {summary['resumed_from_step']}, finished {summary['final_step']}"
+            )
+    if summary["final_step"] is not None or not wrong:
+        same = summary["weights_identical_to_fault_free_run"]
+        story.said("Weights:", f"{'bit-identical to' if same else 'NOT those of'} the run that was never hit")
     story.said("Cost:", cost)
     for reason in wrong:
         story.said("FAILED:", reason, "bold red")
@@ -128,7 +134,24 @@ def tell(story: Story, summary: Mapping[str, Any], wrong: Sequence[str], cost: s
         story.said("PROVEN", "", "bold green")
 
 
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """ "rank 3" or "ranks 3, 5", or that there is none."""
+    if not ranks:
+        return "nobody"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
 def _victims(summary: Mapping[str, Any]) -> str:
     """Rank, instance and step, as the injector wrote them down."""
-    ranks, steps = summary["injected_rank"], summary["struck_step"]
-    return f"rank {ranks} ({summary['suspect_instance']}) from step {steps} on"
+    once = summary["fault"].endswith("-once")
+    names = ("injected_rank", "suspect_instance", "struck_step")
+    hit = zip(*(_listed(summary[name]) for name in names), strict=False)
+    return " and ".join(
+        f"rank {rank} ({instance}) {'at' if once else 'from'} step {step}{'' if once else ' on'}"
+        for rank, instance, step in hit
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    """One value, several or none, as a list."""
+    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]

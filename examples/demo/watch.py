@@ -21,9 +21,9 @@ from emulator.mailbox import Mail
 from emulator.training_operator import TrainingOperator, gpu_uuids_of
 from examples.demo import approver
 from examples.demo.launch import CLUSTER, job_spec, last_line, synthesized, tail
-from examples.demo.proof import Observed, read_hashes
+from examples.demo.proof import LEFT_TO_A_PERSON, Observed, read_hashes
 from examples.demo.settings import DemoSettings
-from examples.demo.story import Progress, Story
+from examples.demo.story import Progress, Story, ranks_in_words
 from examples.injection import struck
 from lambdas.domain.incident import State
 from training_agent.contract import Alarm, DetailType, NodeRegistration, delivery_key, from_plain
@@ -92,19 +92,17 @@ class Watch:
             ):
                 self._look(cloud, progress)
                 time.sleep(POLL_SECONDS)
+            left = self._left_to_a_person(cloud)
             if not self.operator.done:
                 self.operator.failure = (
-                    "the pipeline ended without a replacement or a release: the job stays on hold until a "
-                    "person decides about the node"
-                    if self._left_to_a_person(cloud)
-                    else f"the job did not end within {limit:.0f} s"
+                    LEFT_TO_A_PERSON if left else f"the job did not end within {limit:.0f} s"
                 )
             deadline = time.monotonic() + END_TIMEOUT_SECONDS
             while time.monotonic() < deadline and self._running(cloud):
                 self._look(cloud, progress)
                 time.sleep(POLL_SECONDS)
         self._look(cloud, progress)
-        if self.operator.failure:
+        if self.operator.failure and not left:
             log = max(spec.log_dir.glob(f"{spec.name}-worker-0-attempt-*.log"), default=None)
             self.story.line(f"{self.operator.failure}\n{tail(log) if log else ''}")
 
@@ -179,8 +177,9 @@ class Watch:
             self.alarm_seen = time.monotonic()
             alarm = from_plain(Alarm, detail)
             self.story.line(
-                f"alarm at step {alarm.step}: check {alarm.check.value} names ranks "
-                f"{list(alarm.named_ranks)}, window {alarm.suspect_window[0]}-{alarm.suspect_window[1]}",
+                f"alarm at step {alarm.step}: check {alarm.check.value} names "
+                f"{ranks_in_words(alarm.named_ranks)}, window "
+                f"{alarm.suspect_window[0]}-{alarm.suspect_window[1]}",
                 "bold",
             )
         elif kind == DetailType.NODE_REGISTERED.value:
@@ -205,7 +204,7 @@ class Watch:
         page = approver.read(link)
         self._pages.append(page.html)
         if self.settings.interactive:
-            self.story.whole(f"\n{mail.body}\n\nOpen the link above in a browser and decide.\n")
+            self.story.whole(f"\n{mail.body}\n\nOpen this in a browser and decide:\n{link}\n")
             return
         named = INSTANCE_ID.search(mail.subject + "\n" + mail.body)
         if named is None:

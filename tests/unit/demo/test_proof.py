@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from examples.demo.proof import Observed, failures, summarize
+from examples.demo.proof import KEPT, LEFT_TO_A_PERSON, Observed, failures, summarize
 from training_agent.contract import Alarm, Check, Finding, FindingKind, Independence, Job, Place, ResumePoint
 
 NODE = "i-0123456789abcdef0"
@@ -136,3 +136,13 @@ def test_two_gpus_are_told_as_lists() -> None:
     )
     assert wrong(seen) == []
     assert summarize(seen)["replaced_instance"] == [NODE, second]
+
+
+def test_an_approver_who_keeps_the_node_is_told_that_alone() -> None:
+    kept = replace(
+        GOOD, incidents=[incident(state=KEPT)], replacements=[], resumed={}, resumed_from_step=None,
+        final_step=None, job_failure=LEFT_TO_A_PERSON,
+    )  # fmt: skip
+    assert failures(kept, summarize(kept)) == [LEFT_TO_A_PERSON]
+    stuck = replace(kept, incidents=[incident(state="DEGRADED")])
+    assert len(failures(stuck, summarize(stuck))) > 1

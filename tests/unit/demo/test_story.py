@@ -80,3 +80,26 @@ def test_an_argument_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--fault", "none"])
     assert ended.value.code == 2 and "usage:" in capsys.readouterr().err
+
+
+def ended(**changes: Any) -> str:
+    out = io.StringIO()
+    tell(Story(Console(file=out, width=200, highlight=False)), {**SUMMARY, **changes}, [], "9 s")
+    return out.getvalue()
+
+
+def test_what_was_hit_is_said_in_words_for_one_and_for_several() -> None:
+    assert f"Hit:       rank 3 ({INSTANCE}) from step 23 on by fault forward-x1000" in ended()
+    assert f"rank 3 ({INSTANCE}) at step 23 by fault nan-once" in ended(fault="nan-once")
+    two = ended(
+        fault="two-gpus", injected_rank=[3, 5], suspect_instance=["i-a", "i-b"], struck_step=[23, 23],
+        named_ranks=[3, 5], replaced_instance=["i-a", "i-b"], new_instance=["i-c", "i-d"],
+    )  # fmt: skip
+    assert "rank 3 (i-a) from step 23 on and rank 5 (i-b) from step 23 on by fault" in two
+    assert "names ranks 3, 5, verdict" in two and "i-a by i-c; i-b by i-d" in two
+    assert "[" not in two
+
+
+def test_a_job_that_has_not_come_back_is_not_said_to_have_ended() -> None:
+    out = ended(resumed_from_step=None, final_step=None, replaced_instance=None, new_instance=None)
+    assert "Came back: not yet" in out and "None" not in out

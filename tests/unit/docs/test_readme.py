@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+
+import pytest
 
 from docs import architecture
-from docs.render import ARCHITECTURE, IMAGES, PICTURES, README, ROOT, rendered, told
+from docs.render import ARCHITECTURE, BLOCKS, IMAGES, OPERATE, PICTURES, README, ROOT, rendered, told
+from lambdas.domain.incident import TERMINAL
 
 
-def test_decision_table_mail_and_variables_in_the_readme_are_those_of_the_code() -> None:
-    assert rendered(README) == README.read_text(), "run python -m docs.render"
+@pytest.mark.parametrize("path", BLOCKS, ids=lambda path: path.name)
+def test_tables_mails_and_variables_in_documents_are_those_of_the_code(path: Path) -> None:
+    assert rendered(path) == path.read_text(), "run python -m docs.render"
+
+
+def test_the_runbook_says_what_each_end_of_an_incident_leaves_to_do() -> None:
+    text = OPERATE.read_text()
+    assert [state.value for state in TERMINAL if f"`{state.value}`" not in text] == []
 
 
 def test_the_data_flow_table_has_every_module_once_and_no_other() -> None:
