@@ -5,6 +5,9 @@ In: a `Capsule`, the user's model with weights in it, perhaps a reference from a
 
 The digests that the alarm recorded hold for the weights of that step. With other weights, such as those of an
 older checkpoint, only a reference made from the same ones on a trusted GPU can tell right from wrong.
+
+"Different" needs a repeat whose bits somebody got before, or a reference that was made of the same
+operations: a model that is built in another way than the job's differs as well, on any GPU.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from ..contract import from_plain
 from ..determinism import deterministic, environment, require_cublas_workspace
 from ..errors import CapsuleError
 from .content import Capsule, weight_digests
+from .operations import Operations
 from .subject import Subject
 
 MAX_THREADS = 1024
@@ -40,7 +44,7 @@ class Answer(str, Enum):
     """What a replay says."""
 
     EQUAL = "equal"  # every repeat gave the bits that were expected
-    DIFFERENT = "different"  # at least one did not
+    DIFFERENT = "different"  # at least one did not, and one gave bits that are known: these, or some rank's
     UNDECIDED = "undecided"  # there is nothing to compare with, or a difference has another explanation
 
 
@@ -52,6 +56,7 @@ class Reference:
     weights: str
     result: str  # short digest
     environment: dict[str, str]
+    operations: str = ""  # see `operations`; "" where they could not be seen, or from an older version
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +78,20 @@ class Outcome:
     source: str  # where `expected` comes from, in words
     repeats: tuple[Repeat, ...]
     why: str  # one sentence for people
-    reference: Reference | None  # of this run; None when its repeats differ among themselves
+    reference: (
+        Reference | None
+    )  # of this run; None when not asked for, or its repeats differ among themselves
 
 
-def replay(capsule: Capsule, subject: Subject, repeat: int, reference: Reference | None = None) -> Outcome:
-    """Compute it `repeat` times.
+def replay(
+    capsule: Capsule,
+    subject: Subject,
+    repeat: int,
+    reference: Reference | None = None,
+    *,
+    keep: bool = False,
+) -> Outcome:
+    """Compute it `repeat` times; with `keep` the outcome has a reference for other GPUs.
 
     Raises:
         CapsuleError: the model is not the capsule's, or cannot compute it.
@@ -93,12 +107,16 @@ def replay(capsule: Capsule, subject: Subject, repeat: int, reference: Reference
     with deterministic(capsule.facts.deterministic):
         here = {name: str(fact) for name, fact in environment(subject.device).items()} | versions()
         found = [_once(capsule, subject) for _ in range(repeat)]
+        operations = _operations(capsule, subject) if keep or reference is not None else ""
     summary = hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest()
     truth, source, there = _truth(capsule, weights, summary, reference)
     repeats = tuple(_judged(capsule, evidence, truth) for evidence in found)
     answer, why = _answer(repeats, truth, source, here, there)
-    steady = len({r.result for r in repeats}) == 1
-    own = Reference(capsule.sha256, summary, repeats[0].result, here) if steady else None
+    if answer is Answer.DIFFERENT and not any(r.equal or r.observed_by for r in repeats):
+        answer, why = _without_witness(why, reference, operations)
+    own = None
+    if keep and len({r.result for r in repeats}) == 1:
+        own = Reference(capsule.sha256, summary, repeats[0].result, here, operations)
     return Outcome(answer, truth, source, repeats, why, own)
 
 
@@ -143,6 +161,16 @@ def _once(capsule: Capsule, subject: Subject) -> Evidence:
         raise CapsuleError(
             f"the micro-batch cannot be computed with this model: {type(e).__name__}: {e}"
         ) from e
+
+
+def _operations(capsule: Capsule, subject: Subject) -> str:
+    """What one more computation is made of, its results thrown away; "" where that cannot be seen."""
+    try:
+        with Operations() as seen:
+            _once(capsule, subject)
+    except CapsuleError:  # it was computed before: what fails now is to look at it
+        return ""
+    return str(seen.digest)
 
 
 def _block(capsule: Capsule, subject: Subject) -> Block:
@@ -229,6 +257,23 @@ def _answer(
         shown = ", ".join(f"{k} is {here.get(k)}, was {there[k]}" for k in changed[:3])
         return Answer.UNDECIDED, f"{text}; but the environment differs too ({shown})"
     return Answer.DIFFERENT, text
+
+
+def _without_witness(why: str, reference: Reference | None, operations: str) -> tuple[Answer, str]:
+    """Nobody got these bits before: is it the GPU, or a model that is built in another way?"""
+    if reference is None:
+        return Answer.UNDECIDED, f"nobody in the job got these bits: {_FIRST}; {why}"
+    if not reference.operations or not operations:
+        return Answer.UNDECIDED, f"nothing says that the reference is of the same model: {_FIRST}; {why}"
+    if reference.operations != operations:
+        return Answer.UNDECIDED, f"the reference was made of other operations than these: {_FIRST}; {why}"
+    return Answer.DIFFERENT, f"{why}, and were computed by the same operations"
+
+
+_FIRST = (
+    "check --model, --checkpoint and versions first, since a model that is built in another way differs on "
+    "every GPU"
+)
 
 
 class _WithoutPeers(nn.Module):

@@ -43,7 +43,8 @@ def replay(
 ) -> None:
     """Compute the micro-batch of an alarm again, here: are the bits the right ones?
 
-    Ends with 0 when every repeat is equal to what was expected, 1 when one differs, 4 when nothing can tell.
+    Ends with 0 when every repeat is equal to what was expected, 1 when one differs and some rank of the job
+    had got the bits of one, 4 when nothing can tell: a model built in another way differs on every GPU.
     """
     wanted = Wanted(
         capsule, model, checkpoint, repeat, device, reference, save_reference, incident, receipt, publish

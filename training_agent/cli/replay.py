@@ -117,7 +117,8 @@ def _compute(screen: Screen, wanted: Wanted) -> tuple[Capsule, Outcome]:
             load_weights(subject, wanted.checkpoint)
         elif capsule.state is not None:
             put_weights(subject, capsule.state, str(wanted.capsule))
-        return capsule, compute(capsule, subject, wanted.repeat, _reference(wanted))
+        keep = wanted.save_reference is not None
+        return capsule, compute(capsule, subject, wanted.repeat, _reference(wanted), keep=keep)
 
 
 def _reference(wanted: Wanted) -> Reference | None:

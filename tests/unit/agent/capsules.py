@@ -22,7 +22,6 @@ from training_agent.settings import AgentSettings
 
 CPU = torch.device("cpu")
 PLACE = Place(3, 1, "hyperpod-i-0a1b2c3d4e5f60002", "i-0a1b2c3d4e5f60002", "GPU-2-1", None, None)
-WRONG = "f" * 16  # what the suspect computed
 
 
 def build() -> tuple[nn.Module, Any]:
@@ -37,6 +36,18 @@ def build_wrong() -> tuple[nn.Module, Any]:
     model, loss = build()
     model[2].register_forward_hook(lambda _module, _args, out: out * 1.001)
     return model, loss
+
+
+def build_in_another_way() -> tuple[nn.Module, Any]:
+    """On a healthy GPU, but as no rank of the job built it."""
+    model, loss = build()
+    in_another_way(model)
+    return model, loss
+
+
+def in_another_way(model: Any) -> None:
+    """A layer rounds to bfloat16, as under an autocast that the job had not."""
+    model[0].register_forward_hook(lambda _module, _args, out: out.bfloat16().float())
 
 
 def compute_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -71,7 +82,7 @@ def sealed(
     """The capsule of an alarm that names rank 3, against the majority of two others."""
     model, shown = exhibit(given)
     right = shown.original.short()
-    votes = (Vote(0, right, "arbiter"), Vote(1, right, "replayer"), Vote(3, WRONG, "target"))
+    votes = (Vote(0, right, "arbiter"), Vote(1, right, "replayer"), Vote(3, wrong(shown.capture), "target"))
     contest = Contest(3, 1, votes, right, True)
     finding = Finding(FindingKind.PAIR, 3, PLACE, Verdict.PERSISTENT, majority=True)
     scene = Scene(30, "replay", (finding,), (contest,), PLACE, versions())
@@ -87,6 +98,13 @@ def sealed(
         settings,
         CPU,
     )
+
+
+def wrong(capture: Capture) -> str:
+    """What the suspect computed."""
+    if "x" not in (capture.args[0] if isinstance(capture.args[0], dict) else {}):
+        return "f" * 16  # a batch that the model does not know
+    return computed(build_wrong()[0], capture).short()
 
 
 def write(capsule: Sealed) -> None:

@@ -8,13 +8,14 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from training_agent.capsule import container, record
 from training_agent.capsule.choice import chosen
@@ -26,7 +27,7 @@ from training_agent.cli.app import main
 from training_agent.contract import Contest, Finding, FindingKind, Vote
 from training_agent.errors import CapsuleError
 
-from .capsules import CPU, WRONG, sealed, write
+from .capsules import CPU, PLACE, in_another_way, sealed, write, wrong
 
 MODEL = "tests.unit.agent.capsules:build"
 
@@ -172,7 +173,71 @@ def test_a_wrong_layer_gives_other_bits_and_says_where(tmp_path: Path) -> None:
 
     outcome = outcome_of(tmp_path, spoil)
     assert outcome.answer is Answer.DIFFERENT
+    assert [(r.equal, r.observed_by) for r in outcome.repeats] == [(False, (3,))] * 2
     assert {"loss", "0.weight"} <= set(outcome.repeats[0].differs_in)
+
+
+def test_a_model_that_is_built_in_another_way_accuses_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = outcome_of(tmp_path, in_another_way)
+    assert outcome.answer is Answer.UNDECIDED
+    assert outcome.why.startswith("nobody in the job got these bits: check --model, --checkpoint")
+    assert {"loss", "0.weight"} <= set(outcome.repeats[0].differs_in)
+    (capsule,) = (tmp_path / "capsules").iterdir()
+    monkeypatch.setenv("NODE_NAME", PLACE.node)
+    receipt = ["--incident", "3f1c9a0b7d2e4685", "--receipt", str(tmp_path / "receipt.json")]
+    other = "tests.unit.agent.capsules:build_in_another_way"
+    assert main(["replay", str(capsule), "--model", other, "--repeat", "2", *receipt]) == 4
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Undecided: nobody in the job got these bits" in shown
+    assert "computed wrong" not in shown and not (tmp_path / "receipt.json").exists()
+
+
+class WrongProducts(TorchDispatchMode):
+    """A GPU whose products are wrong: below all code, as hardware is."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return found * 1.001 if "mm" in str(func) else found
+
+
+def test_against_a_reference_a_gpu_is_wrong_only_with_the_same_operations(tmp_path: Path) -> None:
+    capsule = sealed(tmp_path)
+    assert capsule is not None
+    write(capsule)
+    loaded = load(Path(capsule.ref.path), CPU)
+    subject = build(MODEL, CPU)
+    with torch.no_grad():
+        subject.model[0].weight += 1  # an older checkpoint
+    reference = replay(loaded, subject, 1, keep=True).reference
+    assert reference is not None and replay(loaded, subject, 1, reference).answer is Answer.EQUAL
+    with WrongProducts():
+        assert replay(loaded, subject, 2, reference).answer is Answer.DIFFERENT
+        older = replay(loaded, subject, 2, replace(reference, operations=""))
+    assert older.answer is Answer.UNDECIDED and "of the same model" in older.why
+    constant = torch.tensor(1.001)  # no buffer, no parameter: a value from outside
+    hook = subject.model[0].register_forward_hook(lambda _m, _a, out: out * constant)
+    reference = replay(loaded, subject, 1, keep=True).reference
+    assert reference is not None and replay(loaded, subject, 1, reference).answer is Answer.EQUAL
+    constant.fill_(1.002)
+    assert replay(loaded, subject, 1, reference).answer is Answer.UNDECIDED
+    hook.remove()
+    in_another_way(subject.model)
+    outcome = replay(loaded, subject, 2, reference)
+    assert (outcome.answer, outcome.repeats[0].equal) == (Answer.UNDECIDED, False), outcome.why
+    assert "made of other operations than these" in outcome.why
+
+
+def test_one_repeat_with_known_bits_is_enough_for_different(tmp_path: Path) -> None:
+    count = iter(range(10))
+
+    def now_and_then(model: Any) -> None:
+        model[2].register_forward_hook(lambda _m, _a, out: out * (1.001 if next(count) % 2 else 1))
+
+    outcome = outcome_of(tmp_path, now_and_then)
+    assert sorted(r.equal or False for r in outcome.repeats) == [False, True]
+    assert outcome.answer is Answer.DIFFERENT
 
 
 @pytest.mark.parametrize("of_job", [True, False], ids=["deterministic", "default"])
@@ -274,4 +339,4 @@ def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.Capture
     assert main(["replay", capsule.ref.path, "--model", MODEL, "--repeat", "1"]) == 0
     shown = capsys.readouterr().out
     assert "Equal: 1 of 1 repeats are equal to the majority of the job's ranks." in " ".join(shown.split())
-    assert WRONG not in shown
+    assert wrong(load(Path(capsule.ref.path), CPU).capture) not in shown
