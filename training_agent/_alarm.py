@@ -1,7 +1,7 @@
-"""From what a check saw to the one `Alarm` that is equal on all ranks, and to the sentence for people.
+"""From what a check saw to the one `Alarm` that is equal on all ranks.
 
-Comes in: a `Sighting`. Goes out: the alarm (time, resume point and sizes are the first rank's) and the text
-of `SdcAlarm`. Next: the guard hands it to the reporter and raises.
+Comes in: a `Sighting`. Goes out: the alarm (time, resume point and sizes are the first rank's). Next: the
+guard hands it to the reporter and raises, with the text of `_alarm_text`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,9 @@ from .contract import (
     Finding,
     FindingKind,
     Pair,
-    Place,
     ResumePoint,
-    Verdict,
 )
 from .digest import DIGEST_VERSION
-from .kernels import Kernels
 from .log_line import log_line, utc_now
 from .placement import RankMap
 from .settings import AgentSettings
@@ -196,52 +193,6 @@ def what_runs(image: str | None) -> dict[str, str]:
     if torch.version.cuda and dist.is_nccl_available():
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     return found
-
-
-def message(alarm: Alarm) -> str:
-    """Say what happened, where, and what to do next."""
-    after_update = alarm.check is Check.WEIGHTS and not alarm.pairs  # otherwise a replay brought it to light
-    applied = "in what its update left behind" if after_update else "before its update, which was not applied"
-    lines = [f"SDC alarm at step {alarm.step}, {applied}: {_HEADLINE[alarm.check]}."]
-    lines += [f"  {_sentence(f)}" for f in alarm.findings]
-    first, last = alarm.suspect_window
-    passed = alarm.last_weight_check_pass if alarm.check is Check.WEIGHTS else alarm.last_audit_pass
-    since = (
-        "this check had not passed before" if passed is None else f"this check last passed at step {passed}"
-    )
-    lines.append(f"  Suspect window: steps {first} to {last}; {since}.")
-    if alarm.kernels:
-        lines.append(f"  Audited kernels: {Kernels(alarm.kernels).audited}.")
-    lines += [f"  Note: {note}." for note in alarm.notes]
-    if alarm.resume_from is not None:
-        lines.append(f"  Next: resume from step {alarm.resume_from.step}, {alarm.resume_from.path}.")
-    else:
-        lines.append(f"  Next: no complete checkpoint from before step {first} is known; choose one by hand.")
-    return "\n".join(lines)
-
-
-_HEADLINE = {
-    Check.NONFINITE: "a gradient is NaN, Inf or too large for a float32 norm",
-    Check.REPLAY: "a micro-batch computed again gives other bits",
-    Check.WEIGHTS: "replicas hold different weights or optimizer state",
-    Check.REDUCTION: "the all-reduce did not give the mean of the gradients",
-}
-
-
-def _sentence(finding: Finding) -> str:
-    if finding.place is not None:
-        who = where(finding.place)
-    elif finding.involved:
-        who = "nobody named; involved: " + ", ".join(f"rank {p.rank} ({p.node})" for p in finding.involved)
-    else:
-        who = "nobody named"
-    verdict = "" if finding.verdict in (None, Verdict.UNATTRIBUTABLE) else f" ({finding.verdict.value})"
-    return f"{who}: {finding.kind.value}{verdict}: {finding.evidence}"
-
-
-def where(place: Place) -> str:
-    """Rank, node and GPU in words."""
-    return f"rank {place.rank} on node {place.node}, GPU {place.gpu_uuid or f'number {place.local_rank}'}"
 
 
 def _resume_point(checkpoints: Checkpoints | None, first_step: int) -> tuple[int, str] | None:

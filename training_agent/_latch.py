@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from . import _alarm
 from ._alarm import Sighting
+from ._alarm_text import message
 from ._ledger import Ledger
 from ._replayer import Replayer
 from ._ring import RingResult
@@ -66,7 +67,7 @@ class AlarmLatch:
             write_all([*files, *self._trail(self._alarm, ledger.trail)], FAREWELL)
             left = FAREWELL - timedelta(seconds=time.monotonic() - reported)
             setup.comm.meet(f"alarm/{self._alarm.step}/{self._alarm.time}", max(left, timedelta()))
-        raise SdcAlarm(self._alarm, _alarm.message(self._alarm))
+        raise SdcAlarm(self._alarm, message(self._alarm))
 
     def _seal(self, sighting: Sighting, disputed: RingResult | None) -> Sealed | None:
         setup = self._setup
@@ -106,4 +107,4 @@ class AlarmLatch:
     def raise_again(self) -> None:
         """Raise the alarm that was raised before, if any."""
         if self._alarm is not None:
-            raise SdcAlarm(self._alarm, _alarm.message(self._alarm))
+            raise SdcAlarm(self._alarm, message(self._alarm))

@@ -19,6 +19,7 @@ from .clients import ClientFactory, boto3_client
 from .contract import Place
 from .errors import ConfigurationError, RefusedNodeError, ReproducibleError
 from .hold_judge import Judge, shorten
+from .hold_lines import HoldLines
 from .log_line import log_line
 from .placement_files import Judgement, PlacementFiles
 from .report.resend import Resender
@@ -55,7 +56,8 @@ def hold_while_quarantined(
     settings: of this process; without `shared_dir` ranks cannot know of each other, and nobody holds.
     worker: rank, local rank and world size; by default torchrun's environment variables.
     poll: how often rank 0 reads the record and the table while the job is on hold.
-    heartbeat: how often each rank prints one JSON line `{"sdc": "holding", ...}`.
+    heartbeat: until the second JSON line `{"sdc": "holding", ...}` of each node's first rank; then twice as
+        long from line to line, up to five minutes. The first one says why and what to do next.
     client: makes the DynamoDB client.
 
     Raises
@@ -93,9 +95,8 @@ class _Rank:
         self._settings = settings
         self._place = place
         self._files = files
-        self._heartbeat_s = heartbeat.total_seconds()
         self._began = time.monotonic()
-        self._last_line = self._began
+        self._lines = HoldLines(place, settings.job.attempt, heartbeat.total_seconds())
         self._reasons: tuple[str, ...] = ()
 
     def lead(self, judge: Judge, resender: Resender, poll: timedelta) -> HoldResult:
@@ -133,7 +134,7 @@ class _Rank:
             if self._timed_out(_GRACE_S) and (judgement is None or judgement.word == "hold"):
                 judgement = Judgement("refuse", self._reasons or ("rank 0 gave no word",))
             if judgement is None:
-                self._line("waiting", "for rank 0's word")
+                self._lines.say("waiting", "for rank 0's word")
             else:
                 done = self._obey(judgement)
                 if done is not None:
@@ -155,41 +156,36 @@ class _Rank:
                     f"{self._files.folder} within {PLACEMENT_TIMEOUT}. Check that SDC_SHARED_DIR is the same "
                     "shared folder, and SDC_ATTEMPT the same number, in all pods."
                 )
-            self._line("waiting", f"for the places of ranks {shorten(missing)}")
+            self._lines.say("waiting", f"for the places of ranks {shorten(missing)}")
             time.sleep(_LOOK_S)
 
     def _obey(self, judgement: Judgement) -> HoldResult | None:
         if judgement.word == "go":
             held = bool(self._reasons)
             if held:
-                log_line("released", rank=self._place.rank, waited_s=round(self._waited_s(), 1))
+                self._lines.released()
             return HoldResult(held, timedelta(seconds=self._waited_s()), self._reasons)
         if judgement.word == "stop":
             raise ReproducibleError(" ".join(judgement.reasons))
         if judgement.word == "refuse":
             raise RefusedNodeError(
                 f"Held for {timedelta(seconds=round(self._waited_s()))} and not released: "
-                f"{'; '.join(judgement.reasons)}. Decide on the incident (its mail has the link), or move "
-                "the job to other nodes; SDC_HOLD_TIMEOUT_SECONDS sets how long a start waits."
+                f"{'; '.join(judgement.reasons)}. {self._next()}; SDC_HOLD_TIMEOUT_SECONDS sets how long a "
+                "start waits."
             )
-        first = judgement.reasons != self._reasons
         self._reasons = judgement.reasons
-        self._line("holding", "; ".join(judgement.reasons), at_once=first)
+        self._lines.say("holding", "; ".join(judgement.reasons), next=self._next())
         return None
 
-    def _line(self, kind: str, why: str, *, at_once: bool = False) -> None:
-        now = time.monotonic()
-        if at_once or now - self._last_line >= self._heartbeat_s:
-            self._last_line = now
-            place = self._place
-            log_line(
-                kind,
-                rank=place.rank,
-                node=place.node,
-                attempt=self._settings.job.attempt,
-                waited_s=round(self._waited_s(), 1),
-                why=why,
-            )
+    def _next(self) -> str:
+        """Who can let the job go: the incident's answer, or where no pipeline has one a person alone."""
+        if self._settings.quarantine_table is not None:
+            return "Decide on the incident (its mail has the link), or move the job to other nodes"
+        return (
+            "No pipeline decides on it (SDC_QUARANTINE_TABLE is not set): look into the alarm, then let it "
+            f"go by `sdc clear --shared-dir {self._settings.shared_dir} --all --reason ...` (without --all "
+            "it lists what is held), or move the job to other nodes"
+        )
 
     def _waited_s(self) -> float:
         return time.monotonic() - self._began

@@ -45,7 +45,7 @@ class Judge:
             )
         accused = tuple(e for e in entries if any(covers(e, p) for p in places))
         if self._table is None:
-            return _judgement(_why(e, places) + "; no quarantine table is configured" for e in accused)
+            return _judgement(_why(e, places) for e in accused)
         try:
             if self._table.mode() is Mode.OBSERVE:
                 return Judgement("go")

@@ -5,7 +5,8 @@ follows the data or the code, and another restart only repeats it. Asked by `hol
 joins; the job then ends with exit code 6 until a person has looked (`sdc clear --reproducible`).
 
 The step alone proves nothing: a persistent fault fails at the same audit again and again. It must have failed
-on nodes and GPUs that have nothing in common, or each time on several nodes at once.
+on nodes and GPUs that have nothing in common, or each time by evidence that it is no single GPU's: several of
+them do alike, wherever they stand.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ._alarm_text import batches_to_look_at
 from .checkpoint import CheckpointStore
-from .contract import Alarm, FindingKind, ResumePoint
+from .contract import Alarm, Finding, FindingKind, ResumePoint
 from .errors import AgentError
 from .log_line import utc_now
 from .shared_files import write_atomic
@@ -37,10 +39,12 @@ class Reproducible:
     def text(self) -> str:
         """What happened, and what to do next."""
         there, here = (where(a) for a in (self.first, self.again))
+        batches = batches_to_look_at(self.again)
         if self.older is not None:
-            proposal = f"Try an older checkpoint: step {self.older.step}, {self.older.path}"
+            older = f"try an older checkpoint: step {self.older.step}, {self.older.path}"
         else:
-            proposal = "No older checkpoint is known: look at the batch and the code of that step"
+            older = "no older checkpoint is known"
+        proposal = f"Next: {batches or 'look at the batch and the code of that step'}; {older}"
         return (
             f"Step {self.again.step} failed the same check ({self.again.check.value}) {there} in attempt "
             f"{self.first.job.attempt} and {here} in attempt {self.again.job.attempt}: that follows the data "
@@ -51,6 +55,8 @@ class Reproducible:
 
 def where(alarm: Alarm) -> str:
     """The nodes of an alarm, in words."""
+    if _everywhere(alarm):
+        return "on several GPUs alike"
     nodes = sorted({p.node for f in alarm.findings for p in (*f.involved, *((f.place,) if f.place else ()))})
     return f"on {', '.join(nodes[:3])}" if nodes else "on several nodes at once"
 
@@ -100,22 +106,28 @@ def _acknowledged(shared_dir: Path) -> frozenset[str]:
 
 
 def _elsewhere(one: Alarm, other: Alarm) -> bool:
+    if _everywhere(one) or _everywhere(other):
+        return _everywhere(one) and _everywhere(other)
     mine, theirs = _suspects(one), _suspects(other)
-    if mine and theirs:
-        return not mine & theirs
-    return _everywhere(one) and _everywhere(other)
+    return bool(mine and theirs) and not mine & theirs
 
 
 def _suspects(alarm: Alarm) -> frozenset[str]:
-    places = [p for f in alarm.findings for p in (*f.involved, *((f.place,) if f.place else ()))]
+    """Names of where it may be hardware; those whose batch it was, or who agree with others, are none."""
+    found = [f for f in alarm.findings if not _no_gpu(f)]
+    places = [p for f in found for p in (*f.involved, *((f.place,) if f.place else ()))]
     return frozenset(name for p in places for name in (p.node, p.instance_id, p.gpu_uuid) if name)
 
 
 def _everywhere(alarm: Alarm) -> bool:
-    """By its own evidence it is no single GPU: peers reproduced it, or whole camps disagree."""
-    return bool(alarm.findings) and all(
-        f.kind is FindingKind.SOFTWARE or (f.kind is FindingKind.NONFINITE and f.reproduced)
-        for f in alarm.findings
+    """By its own evidence it is no single GPU, whoever was involved."""
+    return bool(alarm.findings) and all(map(_no_gpu, alarm.findings))
+
+
+def _no_gpu(finding: Finding) -> bool:
+    """Peers reproduced it, or whole camps disagree."""
+    return finding.kind is FindingKind.SOFTWARE or bool(
+        finding.kind is FindingKind.NONFINITE and finding.reproduced
     )
 
 

@@ -29,7 +29,9 @@ def most_are_named(rank_map: RankMap, names: Collection[int]) -> Finding | None:
 
 
 def software(rank_map: RankMap, pairs: Sequence[Pair], contested: Sequence[Contested]) -> Finding | None:
-    """Row S1: too much is contested for a bad GPU, or whole nodes agree with each other against the rest."""
+    """Row S1: too much is contested for a bad GPU, every rank has a result of its own, or whole nodes agree
+    with each other against the rest.
+    """
     if contested_targets(pairs) is None:
         involved = sorted({r for p in pairs for r in (p.replayer, p.target)})
         text = (
@@ -37,6 +39,13 @@ def software(rank_map: RankMap, pairs: Sequence[Pair], contested: Sequence[Conte
         )
         text += "in software, settings or non-deterministic kernels"
         return Finding(FindingKind.SOFTWARE, involved=places_of(rank_map, involved), evidence=text)
+    if contested and all(map(_each_alone, contested)):
+        ranks = sorted({r for c in contested for r in c.results})
+        text = (
+            "every rank has a result of its own: that is the code or the environment (something in it "
+            "depends on the rank), or several GPUs at once"
+        )
+        return Finding(FindingKind.SOFTWARE, involved=places_of(rank_map, ranks), evidence=text)
     by_node: defaultdict[str, set[int]] = defaultdict(set)
     for c in contested:
         by_node.clear()
@@ -51,6 +60,11 @@ def software(rank_map: RankMap, pairs: Sequence[Pair], contested: Sequence[Conte
             text += f"micro-batch of rank {c.target}: compare software, settings and hardware models"
             return Finding(FindingKind.SOFTWARE, involved=places_of(rank_map, ranks), evidence=text)
     return None
+
+
+def _each_alone(c: Contested) -> bool:
+    """Three ranks or more answered and no two agree: all GPUs but one would have to be bad."""
+    return len(c.results) > 2 and len(set(c.results.values())) == len(c.results)
 
 
 def _camps(rank_map: RankMap, by_node: Mapping[str, set[int]], c: Contested) -> list[set[int]]:

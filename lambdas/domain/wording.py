@@ -28,6 +28,7 @@ SURE = {
 CHECKLIST = (
     ("The same step on other nodes goes wrong alike, same seed", "a deterministic bug, not a GPU"),
     ("It follows one node when the job moves", "a strong candidate for silent data corruption"),
+    ("It follows the rank, not the node", "software: a hook, or a value that only this rank has"),
     ("Replicas disagree, or a step replayed elsewhere gives other bits", "a strong signal"),
     ("NaN or Inf on one rank before the all-reduce", "a candidate; the first step that fired counts"),
     ("Fleet-wide and gradual", "recipe or optimizer"),

@@ -98,6 +98,30 @@ def test_half_of_the_votes_is_no_majority() -> None:
     assert attribute(four, [Pair(0, 1)], [contest]).contests[0].majority is None
 
 
+def test_ranks_that_each_have_a_result_of_their_own_are_software() -> None:
+    """Found with code that asks for its rank inside the loss: all nodes of a healthy job were held."""
+    for n in (3, 4, 5):
+        ranks = even_map(n, 1)
+        pairs = [Pair((t + 1) % n, t) for t in range(n)]
+        own = {r: f"of {r}" for r in range(n)}
+        contests = [Contested(t, (t + 1) % n, own, own[t], own[(t + 1) % n]) for t in range(n)]
+        (finding,) = attribute(ranks, pairs, contests).findings
+        assert (finding.kind, finding.rank, finding.involved) == (FindingKind.SOFTWARE, None, ranks.places)
+        assert "depends on the rank" in finding.evidence and "several GPUs at once" in finding.evidence
+
+
+def test_where_two_ranks_agree_in_one_contest_or_too_few_answer_it_is_not_called_software() -> None:
+    four, three = even_map(4, 1), even_map(3, 1)
+    apart, agreed = {0: "a", 1: "b", 2: "c", 3: "d"}, {0: "a", 1: "b", 2: "b", 3: "d"}
+    both = [Contested(1, 0, apart, "b", "a"), Contested(2, 1, agreed, "b", "b")]
+    (finding,) = attribute(four, [Pair(0, 1), Pair(1, 2)], both).findings
+    assert (finding.kind, finding.verdict) == (FindingKind.PAIR, Verdict.UNATTRIBUTABLE)
+    (finding,) = attribute(four, [Pair(0, 1)], [Contested(1, 0, agreed, "b", "a")]).findings
+    assert finding.verdict is Verdict.UNATTRIBUTABLE  # two healthy ones that agree, beside two wrong ones
+    (finding,) = attribute(three, [Pair(0, 1)], [Contested(1, 0, {0: "a", 1: "b"}, "b", "a", (2,))]).findings
+    assert finding.verdict is Verdict.UNATTRIBUTABLE
+
+
 def test_named_rank_explains_its_undecided_pairs() -> None:
     four = even_map(4, 1)
     pairs = [Pair(0, 1), Pair(1, 2)]

@@ -218,6 +218,15 @@ def test_identical_bits_on_three_ranks_are_the_documented_limit() -> None:
     assert named(found) == {2}
 
 
+@pytest.mark.parametrize("n", range(3, 9))
+def test_code_that_depends_on_the_rank_is_software_whoever_replays_whom(n: int) -> None:
+    for ranks, audit in games(n):
+        bad = dict.fromkeys(range(n), Bad.PERSISTENT)
+        found = play(ranks, audit, bad, identical=False)
+        assert found is not None
+        assert [f.kind for f in found.findings] == [FindingKind.SOFTWARE]
+
+
 def test_two_bad_gpus_of_a_four_rank_job_name_nobody_and_say_who_was_involved() -> None:
     ranks = rank_map([0, 1, 2, 3])
     found = play(ranks, 0, {0: Bad.PERSISTENT, 2: Bad.PERSISTENT}, identical=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,14 +11,26 @@ import torch
 from torch import nn
 
 from tests.unit.agent.places import even_map
-from training_agent._alarm import Passes, Sighting, message, suspect_window, weights_findings
+from training_agent._alarm import Passes, Sighting, suspect_window, weights_findings
+from training_agent._alarm_text import message
 from training_agent._compilers import eager_contests
 from training_agent._examine import Examiner
 from training_agent._ledger import Ledger
 from training_agent._manifest import LoadedManifest, state_digests
 from training_agent._ring import Answer, contests
 from training_agent.checks.weights import Divergence
-from training_agent.contract import Alarm, Check, Finding, FindingKind, Independence, Job, Pair, ResumePoint
+from training_agent.contract import (
+    Alarm,
+    Check,
+    Finding,
+    FindingKind,
+    Independence,
+    Job,
+    Pair,
+    ResumePoint,
+    SecondConfirmation,
+    Verdict,
+)
 from training_agent.errors import ConfigurationError
 
 MAP = even_map(6, 2)
@@ -87,6 +100,70 @@ def test_the_message_names_rank_node_gpu_window_and_what_to_do() -> None:
 
 def test_without_a_checkpoint_the_message_says_so() -> None:
     assert "no complete checkpoint from before step 21 is known" in message(alarm(None))
+
+
+def test_where_no_checkpoint_can_exist_the_message_says_to_start_over() -> None:
+    """Found in a job whose first step alarmed: it was told to choose a checkpoint by hand."""
+    text = message(replace(alarm(None), step=1, suspect_window=(1, 1), last_audit_pass=None))
+    assert "Next: start over from the beginning" in text and "by hand" not in text
+
+
+ALONE = "alone; each step's reduction is checked by itself"
+SINCE: dict[str, tuple[dict[str, Any], str]] = {
+    "reduction": (
+        {"check": Check.REDUCTION, "step": 70, "suspect_window": (70, 70), "last_audit_pass": 70},
+        f"step 70 {ALONE}",
+    ),
+    "reduced, not finite": (
+        {"check": Check.NONFINITE, "reduced_nonfinite": True, "step": 27, "suspect_window": (27, 27)},
+        f"step 27 {ALONE}",
+    ),
+    "not finite": (
+        {"check": Check.NONFINITE, "nonfinite_ranks": (3,), "step": 27, "suspect_window": (21, 27)},
+        "steps 21 to 27; the last audit that passed was at step 20",
+    ),
+    "never": (
+        {"suspect_window": (1, 30), "last_audit_pass": None},
+        "steps 1 to 30; no audit had passed before",
+    ),
+    "weights": (
+        {"check": Check.WEIGHTS, "suspect_window": (21, 30), "last_weight_check_pass": 20},
+        "steps 21 to 30; the last weight check that passed was at step 20",
+    ),
+    "optimizer state": (
+        {"check": Check.WEIGHTS, "suspect_window": (11, 30), "last_weight_check_pass": 20},
+        "steps 11 to 30; the last comparison of what differs that passed was at step 10",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "window"), SINCE.values(), ids=SINCE)
+def test_the_window_is_said_with_the_pass_that_it_begins_after(changes: dict[str, Any], window: str) -> None:
+    """Found: steps 70 to 70, "this check last passed at step 70"; a NaN said the audit's pass was its own."""
+    assert f"Suspect window: {window}." in message(replace(alarm(None), pairs=(), **changes))
+
+
+def test_a_nan_that_peers_reproduce_sends_people_to_the_batch_before_the_checkpoint() -> None:
+    finding = Finding(FindingKind.NONFINITE, reproduced=True, involved=(MAP.places[1],), evidence="the same")
+    seen = replace(
+        alarm(ResumePoint(20, "/shared/step-20")), check=Check.NONFINITE, pairs=(), findings=(finding,)
+    )
+    (after,) = [line for line in message(seen).splitlines() if "Next:" in line]
+    assert after.startswith("  Next: look at the batch of rank 1 at step 30 first")
+    assert "the same batch again; then resume from step 20, /shared/step-20" in after
+
+
+def test_a_named_rank_that_repeats_may_still_be_software_that_only_it_runs() -> None:
+    (culprit,) = alarm(None).findings
+    still = "If it follows the rank to another node it is software"
+    for verdict, second, said in (
+        (Verdict.PERSISTENT, None, True),
+        (Verdict.REPLAYER, SecondConfirmation.REPEATS, True),
+        (Verdict.REPLAYER, SecondConfirmation.AGREES, False),
+        (Verdict.TRANSIENT, None, False),
+    ):
+        finding = replace(culprit, verdict=verdict, second_confirmation=second)
+        assert (still in message(replace(alarm(None), findings=(finding,)))) is said
 
 
 def test_second_answers_of_target_and_replayer_do_not_vote_and_missing_ones_count_as_asked() -> None:

@@ -13,6 +13,7 @@ from lambdas.deciding import Ended
 from lambdas.domain.approval import Answer, Approval, ApprovalState
 from lambdas.domain.drill import DRILL_NODE
 from lambdas.domain.incident import Action
+from lambdas.domain.wording import CHECKLIST
 from lambdas.review import Mistake, mistake_in, review
 from training_agent.contract import Contest, Vote, console_url
 
@@ -189,3 +190,11 @@ def test_pages_of_links_that_are_over_tell_no_person_no_reason_and_no_evidence()
 )
 def test_each_state_has_a_page_that_says_what_it_is(name: str, says: str) -> None:
     assert says in Document(PAGES[name]()).text
+
+
+def test_the_checklist_tells_what_follows_a_rank_from_what_follows_a_node() -> None:
+    said = dict(CHECKLIST)
+    page = review(asked()).body
+    for seen in ("It follows one node when the job moves", "It follows the rank, not the node"):
+        assert seen in page and said[seen] in page
+    assert said["It follows the rank, not the node"].startswith("software")

@@ -12,13 +12,13 @@ import torch
 
 from training_agent.checkpoint import CheckpointStore
 from training_agent.cli.app import main
-from training_agent.contract import Alarm, FindingKind, ResumePoint
+from training_agent.contract import Alarm, Check, Finding, FindingKind, ResumePoint
 from training_agent.errors import ReproducibleError
 from training_agent.hold import HoldResult
 from training_agent.restarts import judge, look
 from training_agent.spool import Spool
 
-from .builders import JOB, a_finding, an_alarm
+from .builders import JOB, a_finding, a_place, an_alarm
 from .starts import Start
 
 SOFTWARE = a_finding(None, FindingKind.SOFTWARE, majority=False)
@@ -67,6 +67,38 @@ def test_a_gpu_that_came_back_under_another_instance_is_the_same_gpu() -> None:
 def test_what_several_nodes_do_alike_twice_is_reproducible() -> None:
     found = judge([alarm(1, None, finding=SOFTWARE), alarm(2, None, finding=SOFTWARE)])
     assert found is not None
+
+
+REPRODUCED = a_finding(None, FindingKind.NONFINITE, majority=False, reproduced=True, involved=(a_place(1),))
+DATA = {"reproduced": REPRODUCED, "camp": replace(SOFTWARE, involved=(a_place(0), a_place(1)))}
+
+
+@pytest.mark.parametrize("finding", DATA.values(), ids=DATA)
+def test_what_is_no_single_gpus_follows_the_data_on_the_same_nodes_too(finding: Finding) -> None:
+    """Found with a NaN in the data: the same nodes, the same step, start after start."""
+    assert judge([alarm(1, finding=finding), alarm(2, finding=finding)]) is not None
+
+
+def test_data_once_and_a_named_gpu_the_other_time_prove_nothing() -> None:
+    named = a_finding(5, FindingKind.NONFINITE)
+    for pair in ((REPRODUCED, named), (named, REPRODUCED)):
+        assert judge([alarm(n, finding=finding) for n, finding in enumerate(pair, start=1)]) is None
+
+
+def test_a_gpu_beside_data_is_judged_by_where_the_gpu_stands() -> None:
+    def both(attempt: int, rank: int) -> Alarm:
+        return an_alarm(a_finding(rank), REPRODUCED, job=replace(JOB, attempt=attempt))
+
+    assert judge([both(1, 3), both(2, 3)]) is None
+    assert judge([both(1, 3), both(2, 5)]) is not None
+
+
+def test_a_nan_in_the_data_ends_with_code_6_and_says_whose_batch_to_look_at(tmp_path: Path) -> None:
+    spool(tmp_path, *(alarm(n, check=Check.NONFINITE, finding=REPRODUCED) for n in (1, 2)))
+    error = Start(tmp_path, job=replace(JOB, attempt=3)).launch().finish()[0]
+    assert isinstance(error, ReproducibleError)
+    for part in ("on several GPUs alike", "batch of rank 1 at step 30", "the same batch again"):
+        assert part in str(error)
 
 
 def test_every_rank_ends_with_code_6_and_an_older_checkpoint_is_proposed(tmp_path: Path) -> None:
