@@ -28,7 +28,9 @@ class Start:
 class Case:
     """What the job left behind."""
 
-    points: tuple[tuple[int, str], ...]  # (updates applied, digest of the weights), ascending, in the window
+    points: tuple[
+        tuple[int, str], ...
+    ]  # (updates applied, digest of the weights), ascending, from the start on
     starts: tuple[Start, ...]  # ascending; the sound ones from before the window, the doubtful ones inside
 
 

@@ -108,7 +108,10 @@ def _trail(wanted: Search, alarm: Alarm) -> dict[str, Any]:
 
 
 def _case(wanted: Search, alarm: Alarm, trail: Mapping[str, Any]) -> Case:
-    """The window's recorded weights: the trail's, and those that checkpoints were saved with."""
+    """The recorded weights: the trail's from the start on, and those that checkpoints were saved with.
+
+    Points on the way to the window are no suspects; one that is equal shows that replays give the job's bits.
+    """
     folder = wanted.checkpoints
     if folder is None and alarm.resume_from is not None:
         folder = Path(alarm.resume_from.path).parent
@@ -126,7 +129,11 @@ def _case(wanted: Search, alarm: Alarm, trail: Mapping[str, Any]) -> Case:
     if first == 1 and not any(s.step == 0 for s in starts):
         starts.insert(0, Start(0, "", None))
     known = {s.step: s.digest for s in starts if s.doubtful and s.digest is not None}
-    known |= {int(step): digest for step, digest in trail["points"] if first <= step < last}
+    recorded = {int(step): digest for step, digest in trail["points"] if step < last}
+    known |= {step: digest for step, digest in recorded.items() if step >= first}
+    if known:  # without them there is nothing to search, however well replays agree before it
+        begin = max((s.step for s in starts if not s.doubtful), default=first)
+        known |= {step: digest for step, digest in recorded.items() if begin < step < first}
     return Case(tuple(sorted(known.items())), tuple(starts))
 
 

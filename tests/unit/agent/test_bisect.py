@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.events import builder
+from training_agent import CheckpointStore
 from training_agent.bisect import Case, Kind, Result, Seen, Start, Task, search
 from training_agent.cli.app import main
 from training_agent.contract import Check, ResumePoint, encode
@@ -164,6 +166,25 @@ def test_a_launch_that_fails_loses_nothing_of_what_it_computed(
     assert "Last checkpoint before it: step 0, the start." in shown
     assert bisect(job, "--json") == 0  # remembered: no launch is made
     assert len(list((job / "spool" / "alarm.bisect.d").iterdir())) == 3
+
+
+@pytest.mark.parametrize("recorded", [(30, 39), (39,)])
+def test_a_record_on_the_way_to_the_window_calibrates_the_search(
+    job: Path, capsys: pytest.CaptureFixture[str], recorded: tuple[int, ...]
+) -> None:
+    saved = CheckpointStore(job / "checkpoints", 1).save(20, {"w": torch.zeros(1)}, {"step": 20})
+    resume = ResumePoint(20, str(saved.path))
+    alarm = builder.alarm(builder.culprit(3), step=40, suspect_window=(31, 40), resume_from=resume)
+    (job / "spool" / "alarm.json").write_text(encode(alarm))
+    points = [[s, right(s) if s <= 30 else f"bad{s}"] for s in recorded]
+    trail = {"format": 1, "step": 40, "world": 6, "names": ["w"], "points": points}
+    (job / "capsules" / "trail-step-40-attempt-1.json").write_text(json.dumps(trail))
+    code = bisect(job)
+    shown = " ".join(capsys.readouterr().out.split())
+    if len(recorded) == 1:
+        assert code == 4 and "proves nothing" in shown
+    else:
+        assert code == 0 and "one of the updates 31 to 39 is the first poisoned one" in shown
 
 
 def test_it_refuses_what_it_cannot_use(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
