@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
-from . import _alarm
+from . import _alarm, _preflight_only
 from ._alarm import Sighting
 from ._alarm_text import message
 from ._ledger import Ledger
@@ -45,6 +45,8 @@ class AlarmLatch:
             SdcAlarm: always.
         """
         setup = self._setup
+        if _preflight_only.asked():
+            self._say_only(sighting, ledger)
         with steady(ExitCode.ALARM):
             sealed = self._seal(sighting, disputed)
             self._alarm = _alarm.build(
@@ -68,6 +70,13 @@ class AlarmLatch:
             left = FAREWELL - timedelta(seconds=time.monotonic() - reported)
             setup.comm.meet(f"alarm/{self._alarm.step}/{self._alarm.time}", max(left, timedelta()))
         raise SdcAlarm(self._alarm, message(self._alarm))
+
+    def _say_only(self, sighting: Sighting, ledger: Ledger) -> NoReturn:
+        """In a preflight: no spool, record, event, capsule, and no checkpoint is moved aside."""
+        setup, notes = self._setup, tuple(ledger.notes)
+        alarm = _alarm.build(sighting, ledger.passes, setup.rank_map, setup.settings, setup.comm, None, notes)
+        setup.comm.meet("preflight/alarm", _preflight_only.FAREWELL)
+        raise SdcAlarm(alarm, _preflight_only.message(alarm))
 
     def _seal(self, sighting: Sighting, disputed: RingResult | None) -> Sealed | None:
         setup = self._setup

@@ -1,7 +1,8 @@
 """`sdc preflight`: a launch that ends where its first update would begin.
 
 In: the environment variable that `training_agent.cli.preflight` sets, and what the start found. Out: one JSON
-line per rank, then exit code 0 on all of them. Nothing was trained, nothing is saved.
+line per rank, then exit code 0 on all of them. Nothing was trained, nothing is saved; an alarm is said and
+ends the launch, and leaves nothing behind: the job that starts next in this folder has seen none.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import os
 from dataclasses import asdict
 from datetime import timedelta
 
-from . import exit_codes
+from . import _alarm, exit_codes
 from ._evidence import Depth
 from ._startup import Setup
-from .contract import Env
+from .contract import Alarm, Env
 from .log_line import log_line
 from .placement import partners
 from .schedule import Partner
@@ -29,6 +30,19 @@ DEPTHS = {
 def asked() -> bool:
     """Is this launch a preflight?"""
     return bool(os.environ.get(Env.PREFLIGHT))
+
+
+def message(alarm: Alarm) -> str:
+    """`_alarm.message` without what only a job in training has: a window, a checkpoint to go back to."""
+    lines = _alarm.message(alarm).splitlines()
+    told = [line for line in lines if not line.startswith(("  Suspect window:", "  Next:"))]
+    return "\n".join([*told, _NEXT])
+
+
+_NEXT = (
+    "  Next: this was a preflight: nothing was trained, reported or recorded. Look at that node, or keep it "
+    "out of the job."
+)
 
 
 def leave_if_asked(setup: Setup, depth: Depth | None, notes: tuple[str, ...]) -> None:

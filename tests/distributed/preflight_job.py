@@ -1,4 +1,6 @@
-"""A training script for `sdc preflight`: `noisy` makes one operator's backward differ from run to run."""
+"""A training script for `sdc preflight`: `noisy` makes one operator's backward differ from run to run,
+`faulty` has the GPU of rank 1 compute wrong.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from training_agent import Schedule, attach
+from training_agent import (
+    AgentSettings,
+    CheckpointStore,
+    Schedule,
+    attach,
+    hold_while_quarantined,
+    job_reporter,
+)
+from training_agent.faults import Element, FaultSpec, Injection, Where
 
 
 class Noisy(torch.autograd.Function):
@@ -38,7 +48,26 @@ def main() -> None:
         out = model(batch)
         return ((Noisy.apply(out) if noisy else out) - batch).square().mean()
 
-    guard = attach(model, optimizer, compute_loss=compute_loss, schedule=Schedule(10, 10, None))
+    settings = AgentSettings.from_env()
+    store = None
+    if settings.shared_dir is not None:
+        hold_while_quarantined(settings)
+        store = CheckpointStore(settings.shared_dir / "checkpoints", dist.get_world_size())
+    reporter = job_reporter(settings, dist.get_rank())
+    schedule = Schedule(10, 10, None)
+    guard = attach(
+        model,
+        optimizer,
+        compute_loss=compute_loss,
+        schedule=schedule,
+        settings=settings,
+        reporter=reporter,
+        checkpoints=store,
+    )
+    if "faulty" in sys.argv:
+        fault = FaultSpec(Where.FORWARD_OUTPUT, Element(1000.0), rank=1, step=1, seed=3)
+        layer = model.module
+        Injection(fault, rank=dist.get_rank(), step=lambda: 1, phase=lambda: guard.phase, module=layer)
     for _ in range(3):
         guard.compute_loss(model, torch.randn(4, 8)).backward()
         optimizer.step()

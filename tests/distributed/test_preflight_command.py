@@ -33,6 +33,24 @@ def test_preflight_ends_before_the_first_update_and_names_the_operator(
     assert any("NoisyBackward" in note for note in told["notes"]) is (how == "noisy")
 
 
+def test_an_alarm_is_said_with_rank_and_node_and_leaves_nothing_for_the_job_to_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NODE_NAME", "hyperpod-i-0123456789abcdef0")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("SDC_SHARED_DIR", str(tmp_path))
+    monkeypatch.setenv("SDC_TERMINATION_LOG", str(tmp_path / "termination-log"))
+    (tmp_path / "checkpoints").mkdir()
+    with_three = ["3" if word == "2" else word for word in LAUNCH if word != "--json"]
+    assert main([*with_three, "faulty"]) == Exit.NO
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "The launch ended with 3: a GPU computes something else than its peers." in shown
+    assert "rank 1 on node hyperpod-i-0123456789abcdef0, GPU number 1" in shown
+    assert "nothing was trained, reported or recorded" in shown
+    assert "exitcode" not in shown and "Traceback" not in shown
+    assert {p.name for p in tmp_path.iterdir()} == {"checkpoints", "placement"}  # who stood where, of a start
+
+
 def test_a_launch_that_fails_shows_its_last_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,9 +8,7 @@ every launch: an interrupted search goes on where it was. The search itself is `
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,8 @@ from ..contract import Alarm, Check, ContractError, Env, ExitCode, decode, occur
 from ..contract import delivery_key as key_of
 from ..shared_files import write_atomic
 from .failures import CannotAskError, CliError, Exit, NotFoundError
+from .launching import launch
 from .screen import Progress, Screen
-
-_SHOWN_LINES = 20  # of a launch that failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,44 +174,29 @@ def _compute(
     (scratch / "shared").mkdir()
     told = {e.value for e in (Env.EVENT_BUS, Env.QUARANTINE_TABLE, Env.TERMINATION_LOG, Env.EXIT_CODES)}
     environment = {**{k: v for k, v in environ.items() if k not in told}, **changed}
-    command = [sys.executable, "-m", "training_agent.run", "--", *wanted.launch]
+
+    def heard(line: Mapping[str, Any]) -> None:
+        if line["sdc"] == "bisect":
+            progress.say(f"step {line['step']}: {'equal' if line['equal'] else 'different'}")
+
     try:
-        code, tail = _run(command, environment, progress)
+        ended = launch(wanted.launch, environment, heard)
     finally:
         lines = record.read_text().splitlines() if record.exists() else []
         found = {int(step): str(digest) for step, digest in map(json.loads, lines)}
         memory.seen.of(task.kind).update(found)
         memory.updates += max(found, default=task.start.step) - task.start.step
-    if code:
-        meaning = "a trusted GPU alarmed" if code == ExitCode.ALARM else f"it ended with {code}"
-        last = "\n".join(tail)
+    if ended.code:
+        alarmed = ended.code == ExitCode.ALARM
+        meaning = "a trusted GPU alarmed" if alarmed else f"it ended with {ended.code}"
         raise CannotAskError(
-            f"The launch failed: {meaning}. Its last lines:\n{last}", "Mend it; nothing is lost."
+            f"The launch failed: {meaning}. What it said:", "Mend it; nothing is lost.", ended.said
         )
     if not found:
         raise CannotAskError(
             f"The launch ended before step {task.points[0][0]} was computed.",
             "The script must train up to that step; see its output.",
         )
-
-
-def _run(command: Sequence[str], environment: Mapping[str, str], progress: Progress) -> tuple[int, list[str]]:
-    tail: list[str] = []
-    try:
-        child = subprocess.Popen(
-            command, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-    except OSError as e:
-        raise CannotAskError(f"{command[0]} cannot be started: {e}.", "Check the command after --.") from e
-    assert child.stdout is not None
-    with child:
-        for line in child.stdout:
-            at = line.find('{"sdc":"bisect"')
-            if at >= 0:
-                said = json.loads(line[at:])
-                progress.say(f"step {said['step']}: {'equal' if said['equal'] else 'different'}")
-            tail = [*tail, line.rstrip()][-_SHOWN_LINES:]
-        return child.wait(), tail
 
 
 def _fresh(folder: Path) -> Path:

@@ -12,6 +12,7 @@ nothing ends with 4.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -28,13 +29,14 @@ class Exit(IntEnum):
 
 
 class CliError(Exception):
-    """Ends the command; `remedy` says what to do next."""
+    """Ends the command; `remedy` says what to do next, `details` are lines between the two."""
 
     code = Exit.CANNOT_ASK
 
-    def __init__(self, message: str, remedy: str) -> None:
+    def __init__(self, message: str, remedy: str, details: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.remedy = remedy
+        self.details = tuple(details)
 
 
 class NotFoundError(CliError):

@@ -69,9 +69,12 @@ class Screen:
     def error(self, error: CliError) -> None:
         """What happened, and what to do next, on standard error."""
         if self.as_json:
-            self.document({"error": str(error), "remedy": error.remedy, "exit_code": int(error.code)})
+            more = {"details": list(error.details)} if error.details else {}
+            told = {"error": str(error), "remedy": error.remedy, **more, "exit_code": int(error.code)}
+            self.document(told)
             return
-        for text, style in ((f"sdc: {error}", "bold red"), (error.remedy, "")):
+        lines = [(f"sdc: {error}", "bold red"), *((d, "") for d in error.details), (error.remedy, "")]
+        for text, style in lines:
             for part in wrapped(text, self._err.width, 0, 5):
                 self._err.print(Text(part, style=style), no_wrap=True, overflow="ellipsis", crop=True)
 
