@@ -11,7 +11,7 @@ import os
 from dataclasses import asdict
 from datetime import timedelta
 
-from . import _alarm, exit_codes
+from . import _alarm_text, exit_codes
 from ._evidence import Depth
 from ._startup import Setup
 from .contract import Alarm, Env
@@ -33,16 +33,14 @@ def asked() -> bool:
 
 
 def message(alarm: Alarm) -> str:
-    """`_alarm.message` without what only a job in training has: a window, a checkpoint to go back to."""
-    lines = _alarm.message(alarm).splitlines()
+    """`_alarm_text.message` without what only a job in training has: a window, a checkpoint to go back to."""
+    lines = _alarm_text.message(alarm).splitlines()
     told = [line for line in lines if not line.startswith(("  Suspect window:", "  Next:"))]
-    return "\n".join([*told, _NEXT])
+    then = "Look at that node, or keep it out of" if alarm.named_ranks else "Find the reason before you start"
+    return "\n".join([*told, f"  Next: {_NOTHING}. {then} the job."])
 
 
-_NEXT = (
-    "  Next: this was a preflight: nothing was trained, reported or recorded. Look at that node, or keep it "
-    "out of the job."
-)
+_NOTHING = "this was a preflight: nothing was trained, reported or recorded"
 
 
 def leave_if_asked(setup: Setup, depth: Depth | None, notes: tuple[str, ...]) -> None:
