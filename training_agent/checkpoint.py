@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _bisecting
-from .checkpoint_folder import MANIFEST, CheckpointInfo, inspect, newest_sound, seal, verify
+from .checkpoint_folder import MANIFEST, CheckpointInfo, inspect, newest_sound, say_passed_over, seal, verify
 from .errors import CheckpointError
 from .retention import last_full_pass, superfluous
 from .shared_files import fsync_folder
@@ -131,15 +131,17 @@ class CheckpointStore:
         bisecting = _bisecting.plan()
         if bisecting is not None:
             return inspect(Path(bisecting.start), bisecting.start_step, None) if bisecting.start else None
-        newest = self.newest()
+        found = self.list()
+        newest = newest_sound(found, None)
         if newest is None:
-            doubtful = [c.path.name for c in self.list() if c.doubtful]
+            doubtful = [c.path.name for c in found if c.doubtful]
             if doubtful:
                 raise CheckpointError(
                     f"No checkpoint in {self.folder} is from before the suspect window; left are "
                     f"{', '.join(doubtful)}. Ask a human: bring back an older one as step-<n>, rename one "
                     "that was judged sound back to step-<n>, or start over in an empty folder."
                 )
+        say_passed_over(found, newest)
         return newest
 
     def load(self, info: CheckpointInfo) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -14,10 +14,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from .errors import CheckpointError
+from .log_line import log_line
 from .shared_files import fsync_file, fsync_folder, write_atomic
 
 MANIFEST = "manifest.json"
 _CHUNK_BYTES = 1 << 20
+_SAID = 3  # of those that are passed over
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,21 @@ def newest_sound(found: Sequence[CheckpointInfo], before: int | None) -> Checkpo
     """The last complete one that is not doubtful, of those by step; below step `before` when it is given."""
     sound = [c for c in found if c.complete and not c.doubtful]
     return next((c for c in reversed(sound) if before is None or c.step < before), None)
+
+
+def say_passed_over(found: Sequence[CheckpointInfo], chosen: CheckpointInfo | None) -> None:
+    """One log line where a start goes further back than the folder suggests: which are left out, and why."""
+    taken = 0 if chosen is None else chosen.step
+    # Damaged records of libraries' checkpoints tell no step: 0.
+    left = [c for c in found if c.reason is not None and (c.step > taken or not c.step)]
+    if not left:
+        return
+    start = (
+        "this start begins from scratch" if chosen is None else f"this start goes on from step {chosen.step}"
+    )
+    which = "; ".join(f"{c.path}: {c.reason}" for c in left[-_SAID:])
+    more = f" (and {len(left) - _SAID} more)" if len(left) > _SAID else ""
+    log_line("warning", message=f"{start} and passes over {which}{more}")
 
 
 def inspect(path: Path, step: int, kind: str | None) -> CheckpointInfo:

@@ -12,7 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint_folder import CheckpointInfo, changed_file, cut_file, hashed, newest_sound, parsed
+from ..checkpoint_folder import (
+    CheckpointInfo,
+    changed_file,
+    cut_file,
+    hashed,
+    newest_sound,
+    parsed,
+    say_passed_over,
+)
 from ..errors import CheckpointError
 from ..shared_files import fsync_folder, write_atomic
 
@@ -69,15 +77,18 @@ class SealedCheckpoints:
         ------
         CheckpointError: its files are not what was written, or only doubtful ones are left; a person decides.
         """
-        newest = self.newest()
+        found = self.list()
+        newest = newest_sound(found, None)
         if newest is None:
-            doubtful = [c.path.name for c in self.list() if c.doubtful]
+            doubtful = [c.path.name for c in found if c.doubtful]
             if doubtful:
                 raise CheckpointError(
                     f"No checkpoint in {self.folder} is from before the suspect window; left are "
                     f"{', '.join(doubtful)}. Ask a human: take the prefix from one that was judged sound and "
                     "from its record, or start over in an empty folder."
                 )
+        say_passed_over(found, newest)
+        if newest is None:
             return None
         if changed := changed_file(newest.path, _read(newest.path)):
             raise CheckpointError(

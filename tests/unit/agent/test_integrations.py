@@ -104,6 +104,20 @@ def test_a_save_of_a_callback_that_no_trainer_was_given_says_so(tmp_path: Path) 
         guarding.save(SealedCheckpoints(tmp_path), tmp_path / "checkpoint-1", lambda: None)
 
 
+def test_a_library_s_checkpoint_with_a_damaged_record_is_passed_over_with_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = SealedCheckpoints(tmp_path)
+    for step in (10, 20):
+        (tmp_path / f"checkpoint-{step}").write_bytes(b"weights")
+        store.seal(tmp_path / f"checkpoint-{step}", step, 2, {})
+    (damaged,) = tmp_path.glob("checkpoint-20?*")
+    damaged.write_text("{")
+    assert store.resume() == tmp_path / "checkpoint-10"
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "goes on from step 10 and passes over" in line and "checkpoint-20" in line
+
+
 def test_importing_the_package_needs_no_library() -> None:
     importlib.import_module("training_agent.integrations")
 

@@ -128,6 +128,38 @@ def test_a_damaged_manifest_makes_a_checkpoint_incomplete(tmp_path: Path, manife
     assert store.resume() is None
 
 
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [json.loads(line)["message"] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_start_says_which_checkpoints_it_passes_over_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found with a newest manifest cut short: the start went back by one without a word."""
+    store = a_store(tmp_path, 10, 20, 30, 40, 50)
+    store.mark_doubtful(50)
+    assert said(capsys) == []
+    (tmp_path / "step-40" / "manifest.json").write_text("{")
+    (tmp_path / "step-10" / "manifest.json").write_text("")  # older than what is taken: no matter
+    newest = store.resume()
+    assert newest is not None and newest.step == 30
+    (line,) = said(capsys)
+    assert "goes on from step 30 and passes over" in line
+    assert "step-40: its manifest is damaged" in line and "step-50.doubtful-1: inside a suspect" in line
+    assert "step-10" not in line and "step-20" not in line
+
+
+def test_a_start_from_scratch_beside_checkpoints_that_are_none_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = a_store(tmp_path, 10)
+    assert store.resume() is not None and said(capsys) == []
+    (tmp_path / "step-10" / "manifest.json").unlink()
+    assert store.resume() is None
+    (line,) = said(capsys)
+    assert "begins from scratch and passes over" in line and "no manifest" in line
+
+
 def test_t19_a_manifest_cannot_point_outside_its_folder(tmp_path: Path) -> None:
     store = a_store(tmp_path / "checkpoints", 10)
     (tmp_path / "secret").write_text("x")
