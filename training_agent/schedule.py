@@ -6,7 +6,7 @@ Steps are global and 1-based. Every answer is a pure function of the step, so al
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
@@ -131,8 +131,8 @@ class Schedule:
         return self.forced or (audit and self.deterministic)
 
     def plain(self) -> dict[str, Any]:
-        """What a manifest says of it."""
-        return {"kernels": self.kernels.value, **{name: getattr(self, name) for name in _SAID}}
+        """What a manifest says of it: every field, as JSON knows it."""
+        return {k: v.value if isinstance(v, Enum) else v for k, v in asdict(self).items()}
 
     def audit_due(self, step: int) -> bool:
         """Whether `step` is audited by replay."""
@@ -163,9 +163,6 @@ class Schedule:
     def next_weight_check(self, step: int) -> int:
         """First weight-check step at or after `step`."""
         return _next(step, self.check_every, self.ckpt_every if self.check_on_checkpoint else None)
-
-
-_SAID = ("audit_every", "check_every", "max_poisoned_steps", "overhead_budget", "layer_every", "layer_budget")
 
 
 def _next(step: int, *intervals: int | None) -> int:

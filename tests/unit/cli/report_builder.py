@@ -17,6 +17,7 @@ from training_agent.checkpoint import CheckpointStore
 from training_agent.checkpoint_folder import seal
 from training_agent.cli.report.incidents import Record, record
 from training_agent.contract import Alarm, ResumePoint, encode
+from training_agent.schedule import Schedule
 from training_agent.spool import Spool
 
 ID = "3f1c9a0b7d2e4685"
@@ -35,7 +36,7 @@ def manifest(step: int, every: int = 100, **changes: Any) -> dict[str, Any]:
         "last_audit_pass": step, "last_weight_check_pass": step, "last_optimizer_state_pass": step,
         "passed_at_this_step": ["replay", "weights", "optimizer state"], "loss_audited": True,
         "job": {"name": builder.JOB.name, "uid": builder.JOB.uid},
-        "schedule": {"audit_every": every, "check_every": 10, "kernels": "switched"},
+        "schedule": Schedule(audit_every=every).plain(),
         "assurance": {
             "gpu_steps": RANKS * step, "gpu_steps_audited": RANKS * audits, "audits": audits,
             "audits_skipped": 0, "weight_checks": checks + 1,

@@ -12,17 +12,20 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from tests.events import builder
 from tests.unit.lambdas.document import Document
 from training_agent.cli.deployment import Deployment
 from training_agent.cli.failures import CannotAskError, Exit, NotFoundError
 from training_agent.cli.pipeline import Pipeline
-from training_agent.cli.report import bounds, claims, page
+from training_agent.cli.report import alarms, bounds, claims, page
 from training_agent.cli.report.command import report
 from training_agent.cli.report.incidents import record
+from training_agent.cli.report.limits import limits
 from training_agent.cli.report.run import Run, figures, read
 from training_agent.cli.screen import Screen
-from training_agent.contract import delivery_key
+from training_agent.contract import Alarm, Check, Finding, FindingKind, delivery_key
 from training_agent.kernels import Kernels
+from training_agent.schedule import Schedule
 
 from .fakes import FakeAws
 from .histories import entered, exited
@@ -98,7 +101,7 @@ def test_overhead_is_what_checked_steps_take_beyond_the_others() -> None:
 def test_a_run_is_read_from_manifests_and_spool(tmp_path: Path) -> None:
     run = read(run_folder(tmp_path, raised(), steps=(47_000, 48_000, 48_050)))
     assert [(c.step, c.state) for c in run.checkpoints] == [
-        (47_000, "sound"), (48_000, "sound"), (48_050, "doubtful"),
+        (47_000, "complete"), (48_000, "complete"), (48_050, "doubtful"),
     ]  # fmt: skip
     assert (run.job, run.job_uid, len(run.alarms)) == ("llama-tiny", "job-0001", 1)
     assert run.figures is not None and run.figures.step == 48_000  # not the doubtful one's
@@ -127,10 +130,103 @@ def test_an_interrupted_save_is_shown_and_never_counted(tmp_path: Path) -> None:
 
 def test_audits_by_outcome_are_told_as_what_was_asked_for() -> None:
     plan = {"audit_every": 100, "max_poisoned_steps": 49, "overhead_budget": 0.02}
-    found = figures(manifest(200, schedule=plan), 0)
+    found = figures(manifest(200, schedule=plan))
     assert found is not None
     said = claims.audited(found)
-    assert "As often as the outcome asked for (at most 49 poisoned steps, at most 2.0 % of the time)" in said
+    assert "asked for (at most 49 poisoned steps, 2.0 % of the time for audits on average)" in said
+
+
+def test_a_budget_beside_a_larger_overhead_says_what_each_of_them_means() -> None:
+    counted = manifest(200)["assurance"]
+    for plan, said in (({}, False), ({"overhead_budget": 0.02}, True)):
+        found = figures(manifest(200, schedule=plan, assurance=counted))
+        assert found is not None
+        (claim,) = (c for c in claims.what_follows(found) if c.title == "Overhead")
+        assert ("The budget of 2.0 % is what the pace aims at for audits, on average" in claim.text) is said
+        assert "the check for NaN and Inf is part of every step and not in this figure" in claim.text
+
+
+def nan_from_data(step: int) -> Alarm:
+    """Healthy peers computed the same NaN; nobody is named."""
+    finding = Finding(FindingKind.NONFINITE, reproduced=True, involved=(builder.places()[1],))
+    return replace(raised(), check=Check.NONFINITE, step=step, suspect_window=(step - 3, step),
+                   findings=(finding,), pairs=(), contests=(), nonfinite_ranks=(1,))  # fmt: skip
+
+
+def test_an_alarm_without_a_pipeline_shows_node_instance_and_gpu_as_it_carries_them() -> None:
+    place = builder.places()[3]
+    (said,) = alarms.named(raised())
+    assert place.instance_id and place.gpu_uuid
+    assert said == f"rank 3: node {place.node}, instance {place.instance_id}, GPU {place.gpu_uuid}"
+    nobody = alarms.named(nan_from_data(48_003))
+    assert nobody[0] == "nobody; involved:" and nobody[1].startswith("rank 1: node hyperpod-")
+    assert alarms.named(replace(raised(), findings=())) == ("nobody",)
+
+
+@pytest.mark.parametrize(
+    ("alarm", "said", "poisoned"),
+    [
+        (raised(), "steps 48001 to 48100: at most 99 poisoned updates were applied, about 1 min 39 s", True),
+        (nan_from_data(48_003), "It is data or numerics, and says nothing against the updates before", False),
+        (replace(raised(), suspect_window=(48_100, 48_100)), "step 48100: its update was not applied", False),
+        (replace(raised(), check=Check.REDUCTION, pairs=()), "so none was poisoned", False),
+        (replace(raised(), check=Check.WEIGHTS, pairs=()), "at most 100 poisoned updates", True),
+    ],
+    ids=["replay", "NaN of the data", "one step", "reduction", "weights, found after the update"],
+)
+def test_the_suspect_window_counts_what_a_gpu_can_have_spoiled(
+    alarm: Alarm, said: str, poisoned: bool
+) -> None:
+    text = alarms.window(alarm, 1.0)
+    assert said in text and ("poisoned updates were applied" in text) is poisoned
+
+
+def test_the_bound_of_false_alarms_counts_alarms_of_audits_only() -> None:
+    several = [nan_from_data(48_001 + n) for n in range(5)]
+    found = figures(manifest(200), several)
+    assert found is not None and found.alarms_at_most == bounds.at_most(0, 2)
+    (claim,) = (c for c in claims.what_follows(found) if c.title == "False alarms of audits")
+    assert "0 alarms of audits in 2 audited steps" in claim.text
+    assert "5 alarms of other checks are not in it" in claim.text
+    by_audit = figures(manifest(200), [*several, raised()])
+    assert by_audit is not None and by_audit.alarms_at_most == bounds.at_most(1, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"reduction": True}, "is seen by a checksum only, from 1e-6 of a float32 gradient"),
+        ({}, "that is the same on all ranks is not seen."),
+        ({"strict": False}, "a checkpoint may hold updates that no audit has passed"),
+        ({"check_on_checkpoint": False}, "may hold weights that differ between ranks"),
+        ({"optimizer_state": False}, "moments that differ between ranks"),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore::training_agent.schedule.ScheduleWarning")
+def test_what_a_report_does_not_say_follows_the_schedules_switches(
+    changes: dict[str, Any], said: str
+) -> None:
+    plan = json.loads(json.dumps(Schedule(**changes).plain()))
+    found = figures(manifest(200, schedule=plan))
+    assert found is not None and said in " ".join(limits(found))
+    assert ("and at checkpoints" in claims.audited(found)) is plan["strict"]
+    assert len(limits(found)) == 5 + (changes != {} and "reduction" not in changes)
+
+
+def test_a_record_of_an_older_agent_does_not_say_whether_the_reduction_was_checked() -> None:
+    older = {"audit_every": 100, "check_every": 10, "kernels": "switched"}
+    assert "do not say whether that was on" in " ".join(limits(figures(manifest(200, schedule=older))))
+
+
+@pytest.mark.parametrize("alarm", [(), (raised(),)], ids=["healthy", "alarm"])
+def test_a_page_claims_neither_corruption_nor_soundness_by_its_words(
+    alarm: tuple[Alarm, ...], tmp_path: Path
+) -> None:
+    html = page.render(read(run_folder(tmp_path, *alarm)), (), "", NOW)
+    (title,) = re.findall("<title>(.*?)</title>", html)
+    assert title.endswith(": checks for silent data corruption")
+    assert re.search(r"\bsound\b", html) is None
 
 
 OTHER_KERNELS = "a fault that only the kernels of other steps show is not seen"
@@ -163,9 +259,9 @@ def test_an_alarm_is_shown_with_its_kernels(kernels: Kernels, tmp_path: Path) ->
 def test_layer_audits_are_told_with_what_they_leave_out() -> None:
     counted = {"turn": 40, "passed": 38, "skipped": 2, "gpu_blocks": 228, "nbytes": 5 * 10**9,
                "last_pass": 99, "blocks": 20, "covered": [f"layers.{i}" for i in range(19)]}  # fmt: skip
-    found = figures(manifest(100, layer_audits=counted), 0)
+    found = figures(manifest(100, layer_audits=counted))
     assert found is not None
-    (claim,) = (c for c in claims.what_follows(found, 0) if c.title == "Blocks of ordinary steps")
+    (claim,) = (c for c in claims.what_follows(found) if c.title == "Blocks of ordinary steps")
     assert claim.figure == "38 layer audits passed"
     for said in (
         "228 blocks",
@@ -175,7 +271,7 @@ def test_layer_audits_are_told_with_what_they_leave_out() -> None:
         "2 more were due",
     ):
         assert said in claim.text
-    off = figures(manifest(100, layer_audits={**counted, "passed": 0, "skipped": 0}), 0)
+    off = figures(manifest(100, layer_audits={**counted, "passed": 0, "skipped": 0}))
     assert off is not None and off.layers is None
 
 

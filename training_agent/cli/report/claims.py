@@ -12,6 +12,7 @@ from typing import Any
 
 from ...kernels import Kernels, kernels_in
 from ..screen import duration
+from .bounds import Overhead
 from .incidents import Record
 from .run import Figures, LayerFigures, Run
 
@@ -68,7 +69,7 @@ def tiles(run: Run | None, records: Sequence[Record]) -> list[Claim]:
             found.append(Claim("steps to catch", count(f.longest_gap), "at most, for a persistent fault"))
         if f.alarms_at_most is not None:
             found.append(
-                Claim("alarms per audited step", f"< {_rate(f.alarms_at_most)}", "at 95 %, true or false")
+                Claim("audit alarms per audit", f"< {_rate(f.alarms_at_most)}", "at 95 %, true or false")
             )
         if f.overhead is not None:
             found.append(Claim("overhead", percent(f.overhead.share), "of audits and weight checks"))
@@ -89,7 +90,7 @@ def tiles(run: Run | None, records: Sequence[Record]) -> list[Claim]:
     return found
 
 
-def what_follows(f: Figures, alarms: int) -> list[Claim]:
+def what_follows(f: Figures) -> list[Claim]:
     """What follows from the counts of a run, each with what it rests on."""
     found = []
     if f.longest_gap is not None:
@@ -114,10 +115,11 @@ def what_follows(f: Figures, alarms: int) -> list[Claim]:
     if f.alarms_at_most is not None:
         found.append(
             Claim(
-                "False alarms",
+                "False alarms of audits",
                 f"fewer than {_rate(f.alarms_at_most)} per audited step, at 95 %",
-                f"{count(alarms)} alarm{'s' * (alarms != 1)} in {count(f.audits + alarms)} audited steps, "
-                "each of which compared all GPUs at once. The bound counts every alarm as if it was false.",
+                f"{count(f.audit_alarms)} alarm{'s' * (f.audit_alarms != 1)} of audits in "
+                f"{count(f.audits + f.audit_alarms)} audited steps, each of which compared all GPUs at once. "
+                f"The bound counts every such alarm as if it was false.{_others(f)}",
             )
         )
     found.append(
@@ -138,7 +140,32 @@ def what_follows(f: Figures, alarms: int) -> list[Claim]:
                 "Nothing could be compared at these steps; they count as not audited. The notes say why.",
             )
         )
+    if f.overhead is not None:
+        found.append(_of_overhead(f, f.overhead))
     return found
+
+
+def _others(f: Figures) -> str:
+    if not f.other_alarms:
+        return ""
+    many = f.other_alarms > 1
+    return f" {count(f.other_alarms)} alarm{'s' * many} of other checks {'are' if many else 'is'} not in it."
+
+
+def _of_overhead(f: Figures, found: Overhead) -> Claim:
+    kinds = "; ".join(f"{count(n)} {kind}: {mean:.3f} s each" for kind, n, mean in found.by_kind)
+    text = (
+        "What audits and weight checks took beyond the same steps without them; the check for NaN and Inf is "
+        f"part of every step and not in this figure. {kinds}."
+    )
+    if (budget := f.schedule.get("overhead_budget")) is not None:
+        more = "" if f.schedule.get("max_poisoned_steps") is None else ", and what max_poisoned_steps needs"
+        text += (
+            f" The budget of {percent(budget)} is what the pace aims at for audits, on average, once it has "
+            "measured some. Beyond it, and in this figure, are weight checks, audits at checkpoints, and the "
+            f"closer ones for 100 steps after each start and each suspicion{more}."
+        )
+    return Claim("Overhead", percent(found.share), text)
 
 
 def _of_layers(f: LayerFigures) -> Claim:
@@ -164,7 +191,7 @@ def audited(f: Figures) -> str:
     return (
         f"{count(f.gpu_steps)} GPU-steps were applied from step {count(f.since_step)} to {count(f.step)}, on "
         f"{f.world_size} GPUs, in {f.starts} start{'s' * (f.starts > 1)}. "
-        + (f"{often}, and at checkpoints, each" if often else "When asked for, each")
+        + (f"{often}{_at_saves(f.schedule)}, each" if often else "When asked for, each")
         + f" GPU computed the micro-batch of a peer again, {how}, bit by bit.{some}{loss}"
     )
 
@@ -187,11 +214,16 @@ def _often(schedule: Mapping[str, Any]) -> str:
     """How often audits were due; "" when never by themselves."""
     poisoned, budget = schedule.get("max_poisoned_steps"), schedule.get("overhead_budget")
     wishes = [f"at most {count(poisoned)} poisoned steps"] if poisoned is not None else []
-    wishes += [f"at most {percent(budget)} of the time"] if budget is not None else []
+    wishes += [f"{percent(budget)} of the time for audits on average"] if budget is not None else []
     if wishes:
         return f"As often as the outcome asked for ({', '.join(wishes)})"
     every = schedule.get("audit_every")
     return f"Every {count(every)} steps" if every else ""
+
+
+def _at_saves(schedule: Mapping[str, Any]) -> str:
+    strict = schedule.get("strict", True) and schedule.get("ckpt_every", 1) is not None
+    return ", and at checkpoints" if strict else ""
 
 
 def end(record: Record) -> str:

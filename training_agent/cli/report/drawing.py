@@ -18,7 +18,7 @@ TOP, LANE = 26, 38
 BAR, GAP = 16, 10
 ROOM = 76  # for the longest duration, right of its bar
 SHOWN = 60  # checkpoints; more than that: the newest
-COLOURS = {"sound": GOOD, "doubtful": DOUBT, "incomplete": FAINT}
+COLOURS = {"complete": GOOD, "doubtful": DOUBT, "incomplete": FAINT}
 
 
 def timeline(run: Run) -> Picture | None:
@@ -91,12 +91,12 @@ def _alarm(x: float) -> Markup:
 
 
 def _checkpoint(x: float, saved: Saved) -> Markup:
-    """Filled and ticked when sound, an empty frame otherwise: it shows without colours."""
+    """Filled and ticked when nothing is against it, an empty frame otherwise: it shows without colours."""
     y, colour = _y(1), COLOURS[saved.state]
-    sound = saved.state == "sound"
-    box = tag("rect", x=x - 7, y=y - 7.0, width=14, height=14, fill=colour if sound else PAPER,
+    usable = saved.state == "complete"
+    box = tag("rect", x=x - 7, y=y - 7.0, width=14, height=14, fill=colour if usable else PAPER,
               stroke=colour, stroke_width=2)  # fmt: skip
-    if not sound:
+    if not usable:
         return box + tag("line", x1=x - 5, y1=y + 5.0, x2=x + 5, y2=y - 5.0, stroke=colour, stroke_width=2)
     points = f"{x - 4:.1f},{y} {x - 1:.1f},{y + 4} {x + 5:.1f},{y - 4}"
     return box + tag("polyline", points=points, fill="none", stroke=PAPER, stroke_width=2)

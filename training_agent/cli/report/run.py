@@ -20,6 +20,7 @@ from ...kernels import Kernels, kernels_in
 from ...spool import Spool
 from ..failures import CannotAskError, NotFoundError
 from . import bounds
+from .alarms import of_audits
 
 DEPTH = 2  # folders below the run's, in which checkpoints are looked for
 
@@ -30,8 +31,8 @@ class Saved:
 
     step: int
     name: str
-    state: str  # "sound", "doubtful", "incomplete"
-    why: str  # it is not to be resumed from; "" for a sound one
+    state: str  # "complete", "doubtful", "incomplete"
+    why: str  # it is not to be resumed from; "" where nothing is known against it
     passed: tuple[str, ...]  # at its very step
     last_audit: int | None
     last_weight_check: int | None
@@ -73,7 +74,9 @@ class Figures:
     schedule: Mapping[str, Any]
     overhead: bounds.Overhead | None
     layers: LayerFigures | None  # None: none was due
-    alarms_at_most: float | None  # per audited step, at 95 %: no more alarms than that, true or false
+    audit_alarms: int  # that a comparison of replays raised
+    other_alarms: int
+    alarms_at_most: float | None  # of audits, per audited step, at 95 %: no more than that, true or false
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +121,19 @@ def read(folder: Path) -> Run:
         str(job.get("uid") or (newest.uid if newest else "")),
         alarms,
         tuple(map(_saved, infos)),
-        figures(manifest, len(alarms)),
+        figures(manifest, alarms),
         tuple(dict.fromkeys(map(str, notes))),
     )
 
 
-def figures(manifest: Mapping[str, Any], alarms: int) -> Figures | None:
-    """From a guard's manifest and the number of alarms; None where it has no figures of ours."""
+def figures(manifest: Mapping[str, Any], alarms: Sequence[Alarm] = ()) -> Figures | None:
+    """From a guard's manifest and the run's alarms; None where it has no figures of ours."""
     counted, step = manifest.get("assurance"), manifest.get("step")
     if not isinstance(counted, dict) or not isinstance(step, int):
         return None
     plan = manifest.get("schedule") or {}
     last, audits = counted.get("last_audit"), int(counted["audits"])
+    raised = of_audits(alarms)
     return Figures(
         step=step,
         since_step=int(counted["since_step"]),
@@ -150,7 +154,9 @@ def figures(manifest: Mapping[str, Any], alarms: int) -> Figures | None:
         schedule=plan,
         layers=_layers(manifest.get("layer_audits")),
         overhead=bounds.overhead(counted.get("seconds") or {}),
-        alarms_at_most=bounds.at_most(alarms, audits + alarms),
+        audit_alarms=raised,
+        other_alarms=len(alarms) - raised,
+        alarms_at_most=bounds.at_most(raised, audits + raised),
     )
 
 
@@ -162,9 +168,9 @@ def _layers(counted: Any) -> LayerFigures | None:
 
 
 def _newest(infos: Sequence[CheckpointInfo]) -> Mapping[str, Any]:
-    """The manifest that has seen most: of the last sound checkpoint, else of the last complete one."""
-    sound = [c.manifest for c in infos if c.manifest is not None and not c.doubtful]
-    return (sound or [c.manifest for c in infos if c.manifest is not None] or [{}])[-1]
+    """The manifest that has seen most: of the last checkpoint that is not doubtful, else of the last one."""
+    usable = [c.manifest for c in infos if c.manifest is not None and not c.doubtful]
+    return (usable or [c.manifest for c in infos if c.manifest is not None] or [{}])[-1]
 
 
 def _checkpoints(folder: Path) -> Iterator[CheckpointInfo]:
@@ -185,12 +191,12 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
 
 def _saved(info: CheckpointInfo) -> Saved:
     manifest = info.manifest or {}
-    state = "incomplete" if not info.complete else "doubtful" if info.doubtful else "sound"
+    state = "incomplete" if not info.complete else "doubtful" if info.doubtful else "complete"
     return Saved(
         info.step,
         info.path.name,
         state,
-        "" if state == "sound" else str(info.reason or "inside a suspect window"),
+        "" if state == "complete" else str(info.reason or "inside a suspect window"),
         tuple(map(str, manifest.get("passed_at_this_step", ()))),
         manifest.get("last_audit_pass"),
         manifest.get("last_weight_check_pass"),
