@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -28,7 +29,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._seen = hashlib.sha256()
-        self._made: set[int] = set()  # where results lie, or lay: what comes there later counts as one
+        self._made: set[StorageWeakRef] = set()  # weak: memory goes back, and yet no other gets its name
 
     @property
     def digest(self) -> str:
@@ -42,7 +43,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = func(*args, **(kwargs or {}))
         for result in tree_leaves(found):
             if isinstance(result, Tensor) and result.layout is torch.strided:
-                self._made.add(result.untyped_storage().data_ptr())
+                self._made.add(_storage(result))
         return found
 
     def _plain(self, value: Any) -> Any:
@@ -55,6 +56,10 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _values(self, tensor: Tensor) -> Any:
         if tensor.layout is not torch.strided or tensor.is_quantized:
             return str(tensor.layout)
-        if tensor.untyped_storage().data_ptr() in self._made:
+        if _storage(tensor) in self._made:
             return tensor.stride()
         return tensor.stride(), digest([tensor.detach()]).tolist()
+
+
+def _storage(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]

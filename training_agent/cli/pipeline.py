@@ -25,9 +25,9 @@ from ..contract import (
 from .aws import Answer, Aws, explained
 from .deployment import Deployment
 from .failures import CannotAskError, NotFoundError, RefusedError
+from .incident_id import checked
 from .story import Chapter, tell
 
-_ID = re.compile(r"^[0-9a-f]{16}$")
 _GPU = re.compile(r"^GPU-[0-9A-Za-z-]{8,60}$")
 MAX_SEQUENCE = 20  # the same alarm after an incident's end opens the next one
 MAX_EVENTS = 2000
@@ -70,11 +70,7 @@ class Pipeline:
         Raises:
             NotFoundError: there is none of that id.
         """
-        if not _ID.match(incident_id):
-            raise NotFoundError(
-                f"{incident_id!r} is no incident id.",
-                "It has 16 hexadecimal digits; the mail shows it, `sdc incidents` lists the open ones.",
-            )
+        checked(incident_id)
         answer = self._aws.signed("GET", f"{self.api}/incidents/{incident_id}")
         if answer.status == 404:
             raise NotFoundError(
@@ -152,8 +148,12 @@ class Pipeline:
         return [{name: str(i.get(name, "")) for name in ("at", "incident_id", "what")} for i in rows]
 
     def rows(self, incident_id: str) -> list[dict[str, Any]]:
-        """All that the pipeline wrote down of one incident; empty when there is none of that id."""
-        return self._query(f"incident#{incident_id}") if _ID.match(incident_id) else []
+        """All that the pipeline wrote down of one incident; empty when there is none of that id.
+
+        Raises:
+            NotFoundError: it is no id.
+        """
+        return self._query(f"incident#{checked(incident_id)}")
 
     def incidents_of(self, job_uid: str, delivery_keys: Iterable[str]) -> tuple[str, ...]:
         """Ids of the incidents that a job's alarms opened, in the order in which they were."""

@@ -15,6 +15,7 @@ from ..contract import ContractError, Env, Place, encode, to_plain
 from ..errors import AgentError, CapsuleError
 from ..settings import AgentSettings
 from .failures import CannotAskError, CliError, Exit, NotFoundError
+from .incident_id import checked
 from .screen import Screen
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def replay(screen: Screen, wanted: Wanted, environ: Mapping[str, str], client: C
     """Compute it, say what came out; 0 equal, 1 different, 4 undecided.
 
     Raises:
-        NotFoundError: there is no such file.
+        NotFoundError: there is no such file, or the incident's id is none.
         CannotAskError: it cannot be computed here, or the receipt could not be delivered.
         UsageError: a receipt without an incident, or a number of repeats below one.
     """
@@ -56,6 +57,8 @@ def replay(screen: Screen, wanted: Wanted, environ: Mapping[str, str], client: C
         raise UsageError(f"--repeat {wanted.repeat}: give a number from 1 on.", "sdc replay --help")
     if (wanted.receipt or wanted.publish) and not wanted.incident:
         raise UsageError("A receipt belongs to an incident.", "--incident ID, as the mail shows it")
+    if wanted.incident:
+        checked(wanted.incident)
     if not wanted.capsule.is_file():
         raise NotFoundError(f"There is no capsule {wanted.capsule}.", "Alarms list theirs as `capsules`.")
     try:
@@ -166,6 +169,12 @@ def _publish(receipt: Any, wanted: Wanted, environ: Mapping[str, str], client: C
     return True
 
 
+def _ranks(ranks: tuple[int, ...]) -> str:
+    """Few, so that the last column keeps room: `--json` has all of them."""
+    more = f" and {len(ranks) - 3} more" if len(ranks) > 3 else ""
+    return f"as rank {', '.join(map(str, ranks[:3]))}{more}" if ranks else "-"
+
+
 def _tell(screen: Screen, capsule: Capsule, outcome: Outcome) -> None:
     facts = capsule.facts
     named = ", ".join(f"rank {p.rank} on {p.node}" for p in facts.named) or "nobody"
@@ -176,7 +185,7 @@ def _tell(screen: Screen, capsule: Capsule, outcome: Outcome) -> None:
             str(n),
             r.result,
             {None: "-", True: "equal", False: "different"}[r.equal],
-            "as rank " + ", ".join(map(str, r.observed_by)) if r.observed_by else "-",
+            _ranks(r.observed_by),
             ", ".join(r.differs_in[:3]) + (", ..." if len(r.differs_in) > 3 else ""),
         )
         for n, r in enumerate(outcome.repeats, 1)

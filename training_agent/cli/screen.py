@@ -52,7 +52,7 @@ class Screen:
             self._out.print(Text(printable(text)), no_wrap=True, overflow="ellipsis", crop=True)
 
     def table(self, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Columns; the last one gives way when the terminal is narrow. Nothing with `--json`."""
+        """Columns; the last one wraps at words when the terminal is narrow. Nothing with `--json`."""
         if self.as_json:
             return
         table = Table(box=None, pad_edge=False, header_style="bold")
@@ -61,7 +61,7 @@ class Screen:
             last = n == len(headings) - 1
             widest = max(len(row[n]) for row in [list(headings), *cells])
             least = None if last else widest
-            table.add_column(heading, no_wrap=True, overflow="ellipsis", min_width=least)
+            table.add_column(heading, no_wrap=not last, overflow="fold", min_width=least)
         for row in cells:
             table.add_row(*(Text(cell) for cell in row))
         self._out.print(table)

@@ -394,6 +394,23 @@ def test_without_a_pipeline_a_run_is_reported_all_the_same(tmp_path: Path) -> No
     assert "is not in this report: No deployment is named. Give --stack NAME." in out.read_text()
 
 
+def test_what_is_no_incident_id_is_said_before_anything_is_asked_or_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def never() -> Deployment:
+        raise AssertionError("the deployment was looked up")
+
+    pipeline = Pipeline(FakeAws(), never, None)
+    for ask in (
+        lambda: report(Screen(as_json=False), pipeline, "abc", None, None),
+        lambda: pipeline.incident("abc"),
+        lambda: pipeline.rows("3f1c9a0b7d2e4685" + chr(10)),
+    ):
+        with pytest.raises(NotFoundError, match="is no incident id"):
+            ask()
+    assert capsys.readouterr() == ("", "")
+
+
 def test_an_unknown_incident_and_no_subject_at_all_are_said_so() -> None:
     with pytest.raises(NotFoundError, match="no incident"):
         report(Screen(as_json=True), told({}), ID, None, None)

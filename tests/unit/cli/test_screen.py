@@ -44,6 +44,21 @@ def shown(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, no_color: bool = F
     return out.getvalue(), err.getvalue()
 
 
+def test_the_last_column_of_a_table_wraps_at_words_where_the_terminal_is_narrow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    out = Stream(terminal=False)
+    monkeypatch.setattr(sys, "stdout", out)
+    words = "layers.0.weight, layers.0.bias, layers.11.norm.weight"
+    headings = ("REPEAT", "RESULT", "OBSERVED", "DIFFERS FROM THE RANK'S OWN IN")
+    Screen(as_json=False).table(headings, [("1", "3f1c9a0b7d2e4685", "as rank 0, 1, 2", words)])
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 70 and "…" not in out.getvalue()
+    shown = {word for line in lines for word in line.split()}
+    assert {*words.split(), *headings[-1].split()} <= shown
+
+
 def test_a_terminal_gets_colours_a_live_line_and_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
     out, err = shown(monkeypatch, terminal=True)
     assert "\x1b[1;31mfailed" in out and f";{URL}\x1b" in out

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...contract import delivery_key, to_plain
 from ..failures import CannotAskError, CliError, Exit, NotFoundError
+from ..incident_id import checked
 from ..pipeline import Pipeline
 from ..screen import Screen
 from . import claims, page
@@ -35,11 +36,12 @@ def report(
             "Neither an incident nor a run is named.",
             "Give INCIDENT, or --run FOLDER, or set SDC_SHARED_DIR.",
         )
+    if incident_id is not None:
+        checked(incident_id)
     now = datetime.now(timezone.utc)
     run, missing = (read(folder) if folder is not None else None), ""
-    with screen.progress("reading") as progress:
+    with screen.progress("reading"):
         if incident_id is not None:
-            progress.say(f"incident {incident_id}")
             records: tuple[Record, ...] = (_record(pipeline, incident_id),)
         else:
             assert run is not None
