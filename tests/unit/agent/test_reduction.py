@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from training_agent import _alarm, _reduction
+from training_agent import _alarm_text, _reduction
 from training_agent._alarm import Passes, suspect_window
 from training_agent._reduction import LEAST, MARGIN, ReductionCheck
 from training_agent.checks.nonfinite import GradientNorms
@@ -103,7 +103,7 @@ def test_above_the_limit_it_alarms_in_its_own_class_names_nobody_and_blames_that
     assert (sighting.check, finding.kind, finding.rank) == (Check.REDUCTION, FindingKind.REDUCED, None)
     assert "the sum of the reduced gradient of a is 8.1 roundings" in finding.evidence
     assert suspect_window(sighting, Passes(audit=20, weights=20)) == (30, 30)
-    assert _alarm._HEADLINE[Check.REDUCTION]
+    assert _alarm_text._HEADLINE[Check.REDUCTION]
 
 
 def test_while_it_measures_only_what_no_rounding_explains_alarms() -> None:
