@@ -6,7 +6,7 @@ fires; afterwards everything is as before. Next: `_warm_up`, `checks.together`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -31,6 +31,24 @@ def put_aside(tensors: Sequence[Tensor]) -> Iterator[None]:
             tensor.grad = gradient
             if h is not None:
                 h.update(kept)
+
+
+def other_leaves(outputs: Iterable[Tensor], own: Sequence[Tensor]) -> list[Tensor]:
+    """What a backward from `outputs` leaves gradients in beside `own`: weights of a loss function, say."""
+    known = {id(t) for t in own}
+    found: dict[int, Tensor] = {}
+    waiting: list[Any] = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor) and id(leaf) not in known:
+            found[id(leaf)] = leaf
+        waiting += [n for n, _ in node.next_functions if n is not None and n not in seen]
+    return list(found.values())
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from ._blocks import Block
 from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence, Recorder
 from ._leaves import inside_backward
-from ._refusals import untraced
+from ._refusals import kept_out
 from ._step_record import MicroBatch, StepRecord
 from ._walk import copied_buffers
 from ._watch import StepWatch
@@ -87,8 +87,8 @@ class BlockWatch:
             return
         # First of all hooks, and last of all: the user's own are part of the block, in the replay too.
         self._handles = [
-            module.register_forward_pre_hook(untraced(self._enter), with_kwargs=True, prepend=True),
-            module.register_forward_hook(untraced(self._leave), always_call=True),
+            module.register_forward_pre_hook(kept_out(self._enter), with_kwargs=True, prepend=True),
+            module.register_forward_hook(kept_out(self._leave), always_call=True),
             *(self._watch_leaf(i, self._own[name]) for i, name in enumerate(self.block.parameters)
               if self._own[name].requires_grad),
         ]  # fmt: skip

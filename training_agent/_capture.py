@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from . import _attention
 from ._attention import Attention
-from ._kept import KeptValues, putting
+from ._kept import KeptValues, same_bits
 from ._walk import modules, named_buffers
 
 
@@ -57,7 +57,7 @@ class Capture:
     block: str = ""  # whose start this is, by path inside the wrapped module
     inputs: tuple[bool, ...] = ()  # of a block: per tensor in its arguments, whether its gradient is compared
     backward: Contexts | None = None  # as they were when its backward began; loops end autocast before it
-    kept: KeptValues | None = None  # what the rank's modules keep, where ranks keep other things
+    kept: KeptValues | None = None  # what the rank's program keeps, where ranks keep other things
     whole: Capture | None = None  # of a block: the micro-batch around it, where it is computed inside of that
 
 
@@ -103,7 +103,6 @@ def reentered(capture: Capture, module: nn.Module, device: torch.device) -> Iter
     with (
         kept_rng(device),
         _flags(module, capture.training),
-        putting(module, capture.kept),
         ExitStack() as stack,
     ):
         _enter_contexts(stack, capture.contexts, device)
@@ -146,16 +145,8 @@ class DeviceState:
             for name, buffer in named_buffers(module).items():
                 value = values.get(name)
                 # Equal ones stay untouched: a write would count as the program's, see `_steady_buffers`.
-                if value is not None and value.shape == buffer.shape and not _same_bits(value, buffer):
+                if value is not None and value.shape == buffer.shape and not same_bits(value, buffer):
                     buffer.copy_(value)
-
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Of the same shape; types that torch does not compare, and zeros of another sign, are told apart too."""
-    if any(t.layout is not torch.strided or t.is_quantized for t in (one, other)) or one.dtype != other.dtype:
-        return False
-    raw = (t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
-    return torch.equal(*raw)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from ._startup import Setup, environment_difference, word_of
 from ._statistics import Statistics, StatisticsOff
 from ._step_record import MicroBatch
 from ._stopwatch import Stopwatch
+from ._surroundings import Surroundings
 from .attribution import MAX_INVOLVED, Contested, ambiguous_at_start, attribute, contested_targets
 from .checks.weights import Divergence, compare_replicas
 from .contest import reproduced_by_peers
@@ -58,13 +59,13 @@ _NOBODY_REPRODUCES = ReplayOff(
 class Examiner:
     """The replica group's judge. Every method is called on all ranks alike."""
 
-    def __init__(self, setup: Setup, ring: Ring) -> None:
+    def __init__(self, setup: Setup, ring: Ring, surroundings: Surroundings) -> None:
         self._statistics = Statistics(setup.module)
         self._comm, self._ring, self._sharding = setup.comm, ring, setup.sharding
         self._rank_map = setup.rank_map
         self._rotate = setup.schedule.partner is Partner.ROTATE
-        self._weights = dict(setup.module.named_parameters())  # frozen ones too
-        self._device, self._settings = setup.device, Settings(setup.module)
+        self._weights = {n: p for n, p in setup.module.named_parameters() if n not in setup.own}  # frozen too
+        self._device, self._settings = setup.device, Settings(surroundings)
         rebuild = setup.rebuild_batch  # without it batches are taken as they came
         self._data = rebuild and DataPath(setup.comm, setup.rank_map, setup.device, rebuild)
         self._audits = 0
@@ -75,7 +76,6 @@ class Examiner:
     def begin(self, *, audit: bool) -> None:
         """A step begins, to be audited or not; what the one before still owes its peers is posted."""
         self._ring.courier.settle()
-        self._settings.begin(audit=audit)
         if audit:
             self._ring.expect(self._partners())
 
@@ -111,8 +111,7 @@ class Examiner:
             obstacle: why it has none. micro_batches: of this rank's update.
             at_start: nothing has shown yet that these GPUs can agree (the preflight).
         """
-        with self.stopwatch.running():
-            self._settings.remember(at_start)
+        with self.stopwatch.running(), self._settings.beginning(batch, at_start):
             found = self._examined(step, batch, original, nonfinite, micro_batches, obstacle, at_start)
             if at_start or self._data is None or not isinstance(found, AuditPass):
                 return found
@@ -123,7 +122,7 @@ class Examiner:
         self, step: int, batch: MicroBatch | None, original: Evidence | None, obstacle: str | None, turn: int
     ) -> AuditPass | Sighting | ReplayOff | str:
         """The same for one block of `step`, as `_layers` recorded it; `turn` picks the partners."""
-        with self.stopwatch.running():
+        with self.stopwatch.running(), self._settings.beginning(batch):
             found = self._examined(step, batch, original, (), 1, obstacle, False, turn)
         assert not isinstance(found, StatisticsOff)  # a block's evidence has none
         return found
@@ -147,9 +146,8 @@ class Examiner:
         # The preflight is no audit: the first one meets the same peers again. Layer audits count alone.
         self._audits += not at_start and turn is None
         try:
-            # The preflight learns which settings do not matter; whether gradients are finite needs none.
-            way = self._ring.replay if nonfinite or at_start else partial(self._settings.replay, self._ring)
-            result = way(targets, batch.capture, original, several=micro_batches > 1)
+            known = (self._ring, batch.kept, targets, batch.capture, original)
+            result = self._settings.replay(*known, several=micro_batches > 1)
         except ReplayFailedError as e:
             return self.unexamined(step, str(e), nonfinite)
         if not result.pairs and not nonfinite:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ._capture import Unit
-from ._refusals import untraced
+from ._refusals import kept_out
 
 
 class ModelHooks:
@@ -29,8 +29,8 @@ class ModelHooks:
     ) -> None:
         """`entering` and `leaving`: the forward of `module`; `beginning`: that of `outer`, DDP around it."""
         self._module, self._outer = module, outer
-        self._leave = module.register_forward_hook(untraced(_only(module, leaving)))
-        enter, begin = untraced(_only(module, entering)), untraced(_only(outer, beginning))
+        self._leave = module.register_forward_hook(kept_out(_only(module, leaving)))
+        enter, begin = kept_out(_only(module, entering)), kept_out(_only(outer, beginning))
         # The users' own come behind it: a replay begins with what it captured, and runs them as well.
         self._enter = module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
         # What a start computes must end before `fully_shard` gathers weights.

@@ -124,7 +124,8 @@ class LayerAudits:
         self, record: StepRecord, seen: BlockRecord, capture: Capture | None, obstacle: str | None
     ) -> AuditPass | Sighting | ReplayOff | str:
         turn, count = self._ledger.layers.turn, len(self._blocks)
-        batch = None if capture is None else MicroBatch(capture, 0)
+        kept = None if seen.around is None else seen.around.kept
+        batch = None if capture is None else MicroBatch(capture, 0, kept=kept)
         original = None if capture is None else seen.evidence()
         # Each round meets another peer, so that each block meets all of them.
         found = self._examiner.examine_block(record.step, batch, original, obstacle, turn + turn // count)
@@ -181,6 +182,7 @@ class LayerAudits:
 
     def _record(self, block: Block, micro_batch: int, depth: Depth) -> None:
         self._last = block, micro_batch, depth
+        self._watch.keeping.add(micro_batch)
         try:
             module = self._setup.module.get_submodule(block.name)
         except AttributeError:  # the model was changed meanwhile

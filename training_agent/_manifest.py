@@ -6,7 +6,7 @@ the sentence that says which tensors are not those that were saved. Next: `guard
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,13 +34,13 @@ def state_digests(module: nn.Module) -> dict[str, list[int]]:
     return dict(zip(tensors, rows.tolist(), strict=True))
 
 
-def common_digests(module: nn.Module, comm: Comm) -> dict[str, list[int]]:
-    """What the file of a checkpoint must hold, whichever rank wrote it.
+def common_digests(module: nn.Module, comm: Comm, own: Collection[str] = ()) -> dict[str, list[int]]:
+    """What the file of a checkpoint must hold, whichever rank wrote it; `own`: each rank has another one.
 
     Beside shards whole tensors may legally differ from rank to rank, as BatchNorm statistics do, and nobody
     knows whose copy is saved: those are left out. Without shards one rank saves what it has.
     """
-    digests = state_digests(module)
+    digests = {name: row for name, row in state_digests(module).items() if name not in own}
     whole_ones = {n: digests[n] for n, t in module.state_dict().items() if n in digests and not is_sharded(t)}
     if len(whole_ones) == len(digests):
         return digests

@@ -8,7 +8,7 @@ is the same on every rank, and a word that differs when the ranks do not keep th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -35,6 +35,25 @@ def state_tensors(optimizers: Sequence[Optimizer], parameters: Mapping[str, Tens
                     if isinstance(value, Tensor)
                 }
     return found
+
+
+def of_unknown_optimizers(optimizers: Sequence[Optimizer], names: Iterable[str]) -> frozenset[str]:
+    """Of the names that `state_tensors` gives, those of which nobody says that replicas share them.
+
+    Torch's own optimizers compute what they keep from weights and reduced gradients alone. Any other may
+    count what its rank has seen, or keep the moments of some weights on one rank.
+    """
+    torchs = all(str(type(o).step.__module__).partition(".")[0] == "torch" for o in optimizers)
+    known = tuple(f"{STATE}{key} of " for key in _TORCHS) if torchs else ()
+    return frozenset(name for name in names if name.startswith(STATE) and not name.startswith(known))
+
+
+STATE = "optimizer state "
+_TORCHS = (
+    *("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "sum", "square_avg"),
+    *("acc_delta", "grad_avg", "mu_product", "prev", "step_size", "mu", "eta", "ax", "row_var", "col_var"),
+    "variance",
+)
 
 
 def layout_word(tensors: Mapping[str, Tensor]) -> Tensor:

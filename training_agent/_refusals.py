@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
@@ -52,6 +53,60 @@ def untraced(hook: Hook) -> Hook:
     return disabled
 
 
+class OurHook:
+    """A hook of ours on a user's module; in a copy or a file of that module it does nothing."""
+
+    __slots__ = ("_hook",)
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self._hook = hook
+
+    def __call__(self, *args: Any) -> Any:
+        return self._hook(*args)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        return no_hook, ()
+
+
+def no_hook() -> Callable[..., Any]:
+    """What `OurHook` is once it was pickled or copied."""
+    return OurHook(_nothing)
+
+
+def _nothing(*_args: Any) -> None:
+    pass
+
+
+def kept_out(hook: Callable[..., Any]) -> OurHook:
+    """Neither compiled into the user's graph nor written into a file with the user's module."""
+    call: Any = OurHook.__call__
+    if not getattr(call, "_torchdynamo_disable", False):
+        OurHook.__call__ = untraced(call)  # type: ignore[method-assign]
+    return OurHook(hook)
+
+
+def group_of(ddp: nn.Module) -> dist.ProcessGroup:
+    """The replicas of `ddp`.
+
+    Raises:
+        ConfigurationError: not wrapped in DDP, or alone. The same on every rank.
+    """
+    if not isinstance(ddp, DistributedDataParallel):
+        raise ConfigurationError(
+            f"attach() got a {type(ddp).__name__}. Checks compare replicas: wrap the model in "
+            "torch.nn.parallel.DistributedDataParallel first and pass the wrapper, or shard it with "
+            "fully_shard() over a mesh of replicas and shards (HSDP)."
+        )
+    group: dist.ProcessGroup = ddp.process_group
+    world = dist.get_world_size(group)
+    if world < 2:
+        raise ConfigurationError(
+            f"The job has {world} rank. Checks compare replicas with each other: start two ranks or more "
+            "(three nodes to name a faulty one on independent evidence)."
+        )
+    return group
+
+
 def refuse_optimizers(optimizers: Sequence[Optimizer], parameters: dict[str, nn.Parameter]) -> None:
     """Refuse optimizers that update between checks, or parameters that nobody here updates.
 
@@ -64,6 +119,11 @@ def refuse_optimizers(optimizers: Sequence[Optimizer], parameters: dict[str, nn.
             raise ConfigurationError(
                 f"{name} evaluates its closure several times in one update, so there is no single gradient "
                 "to check. Use an optimizer that takes one gradient per step."
+            )
+        if not getattr(type(optimizer).step, "hooked", False):
+            raise ConfigurationError(
+                f"{name}.step() runs no optimizer hooks, so no update would be seen: its __init__ does not "
+                "call that of torch.optim.Optimizer. Pass the optimizer that it holds to attach()."
             )
     held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
     strangers = [name for name, p in parameters.items() if id(p) not in held]
@@ -116,6 +176,19 @@ def refuse_inside_backward() -> None:
         )
 
 
+def refuse_join(ddp: nn.Module) -> None:
+    """Refuse DDP's way to let ranks run out of batches, at each forward inside of it.
+
+    Raises:
+        ConfigurationError: on every rank alike.
+    """
+    if getattr(getattr(ddp, "_join_config", None), "enable", False):
+        raise ConfigurationError(
+            "Inside ddp.join() a rank without batches answers DDP's collectives alone, and every check would "
+            "wait for it. Give all ranks the same number of batches (DistributedSampler, drop_last=True)."
+        )
+
+
 def anomaly_mode() -> str:
     """Why autograd's anomaly mode cannot be guarded, if it is on; "" otherwise.
 
@@ -127,6 +200,22 @@ def anomaly_mode() -> str:
         "Autograd's anomaly mode (detect_anomaly) ends the backward of the rank with a NaN while the others "
         "wait for it: nobody could be named, and a NaN alarms without it. Switch it off, or use "
         "torch.autograd.set_detect_anomaly(True, check_nan=False)."
+    )
+
+
+def left_to_ranks(ddp: nn.Module, module: nn.Module) -> frozenset[str]:
+    """Parameters that DDP was told to ignore: nobody keeps the ranks' copies equal."""
+    ignored = frozenset(getattr(ddp, "parameters_to_ignore", ()))
+    return frozenset(name for name, _ in module.named_parameters() if name in ignored)
+
+
+def own_by_rank(outer: nn.Module, module: nn.Module) -> str | None:
+    """Why nothing can be replayed where ranks have weights of their own; None where they have none."""
+    names = sorted(left_to_ranks(outer, module))
+    if not names:
+        return None
+    return (
+        f"DDP was told to leave {', '.join(names[:3])} alone, so each rank computes with weights of its own"
     )
 
 

@@ -33,6 +33,8 @@ def retried(update: Update, record: StepRecord) -> bool:
     update.watch.begin(audit=record.audit, depth=update.depth or Depth.BITS)
     update.determinism.switch(setup.schedule.deterministic_step(record.audit))
     update.layers.again()
+    if record.batch is not None and record.batch.kept is not None:
+        update.surroundings.put(record.batch.kept)
     compute_again(setup, record, update.watch)
     again = update.watch.record(record.step)
     count, own = update.count(setup.optimizers[0])

@@ -51,6 +51,7 @@ class RingResult:
     target: int  # whose micro-batch this rank replayed
     replayed: Evidence  # and what came out
     beyond: bool  # this rank's replay differs from the target's step in more than running statistics
+    theirs: Capture | None = None  # what the target sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,8 @@ class Ring:
         assert replayed is not None
         flags = comm.gather(mismatch) if anywhere else [False] * comm.world
         pairs = mismatching(comm.ranks, targets, flags)
-        return RingResult(pairs, capture, original, target, replayed, beyond)
+        theirs = content[0] if pairs and content is not None else None
+        return RingResult(pairs, capture, original, target, replayed, beyond, theirs)
 
     def arbitrate(
         self,
@@ -160,6 +162,12 @@ class Ring:
         """Whether this rank gets its own step's bits again; all ranks compute at once."""
         again, _ = self._attempt(result.capture, self.comm.rank, Phase.ARBITRATION, result.original.depth)
         return again is not None and again.agrees(result.original)
+
+    def again(self, result: RingResult) -> Evidence | None:
+        """This rank's replay of the ring once more; None where it fails."""
+        assert result.theirs is not None  # there were pairs
+        depth = result.original.depth
+        return self._attempt(result.theirs, result.target, Phase.REPLAY, depth)[0]
 
     def _opened(
         self, parcel: Parcel, letter: Parcel | None, target: int

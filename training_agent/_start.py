@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import _attention, _capture, _preflight_only
 from ._alarm import Sighting, versions, what_runs
+from ._arguments import once_more, with_containers_of_its_own
 from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence
 from ._examine import ReplayOff
@@ -55,15 +56,17 @@ class Start:
         """Everything that needs no capture; once."""
         if self.done:
             return
-        self.done = True
         setup = self.setup
         if refused := setup.comm.complaints(anomaly_mode()):
             raise ConfigurationError(refused[0])
         schedule = setup.schedule
         audits = schedule.audit_every is not None
+        written = self.watch.written if setup.sharding is None else None
         with self.during(Phase.WARM_UP):
             strict, forced = schedule.deterministic_step(audits), schedule.forced
-            warm_up(setup.outer, setup.device, forward, backward, strict=strict, forced=forced)
+            passes = (setup.outer, setup.device, forward, backward)
+            warm_up(*passes, strict=strict, forced=forced, written=written)
+        self.done = True  # a forward that failed, and that the loop tries again, begins once more
         if setup.comm.is_first:
             attention = {"attention": _attention.names(_attention.reproducible(_attention.allowed()))}
             said = attention if forced else {}
@@ -72,7 +75,17 @@ class Start:
         if setup.weights_off is None:
             self.update.check_weights()
         self.update.weights.steady.begin(self.update.ledger.step)
-        self._preflight_due = audits and setup.replay_off is None
+        if lost := setup.comm.complaints(", ".join(sorted(self.watch.written.lost)[:3])):
+            raise ConfigurationError(
+                f"The model's forward writes weights ({lost[0]}), as a start and each replay would too, "
+                "and they are too large to be kept aside. Write them in the loop, after optimizer.step()."
+            )
+        again = ", ".join(sorted(self.watch.written.again)[:3])
+        if audits and self.update.depth is not None and (names := setup.comm.complaints(again)):
+            self.update.give_up(
+                ReplayOff(f"the model's forward writes weights, each time others: {names[0]}")
+            )
+        self._preflight_due = audits and self.update.depth is not None
         if not self._preflight_due:
             self._leave_if_asked()
 
@@ -82,6 +95,7 @@ class Start:
             return
         self._preflight_due = False
         setup, update = self.setup, self.update
+        args, kwargs = with_containers_of_its_own((args, kwargs))
         capture = _capture.take(unit, setup.module, setup.device, args, kwargs)
         capture.buffers = copied_buffers(setup.module)
         found = self._look(capture)
@@ -107,10 +121,15 @@ class Start:
 
     def _look(self, capture: Capture) -> Preflight:
         setup = self.setup
+
+        def run(depth: Depth) -> Evidence:
+            args, kwargs = once_more((capture.args, capture.kwargs), setup.device)
+            return self.recompute(replace(capture, args=args, kwargs=kwargs), Phase.REPLAY, depth)
+
         return preflight(
             setup.comm,
             len(setup.parameters),
-            lambda depth: self.recompute(capture, Phase.REPLAY, depth),
+            run,
             self.update.depth or Depth.OUTPUT,
             strict=setup.schedule.deterministic,
             sharding=setup.sharding,

@@ -23,7 +23,17 @@ from ._bisecting import BisectReporter
 from ._blocks import Block, blocks_of
 from ._comm import Comm
 from ._data_path import RebuildBatch
-from ._refusals import diverging_hook, refuse_optimizers, refuse_tensors, unwrapped, unwrapped_optimizer
+from ._evidence import Depth
+from ._refusals import (
+    diverging_hook,
+    group_of,
+    left_to_ranks,
+    own_by_rank,
+    refuse_optimizers,
+    refuse_tensors,
+    unwrapped,
+    unwrapped_optimizer,
+)
 from ._sharding import Sharding, sharding_of
 from ._shared_proof import prove_shared
 from .checkpoint_folder import Checkpoints
@@ -83,6 +93,28 @@ class Setup:
     replay_off: str | None  # why nothing can be replayed
     blocks: tuple[Block, ...]  # for layer audits; none where they are not asked for
 
+    @property
+    def own(self) -> frozenset[str]:
+        """Parameters that each rank has for itself."""
+        return left_to_ranks(self.outer, self.module)
+
+    @property
+    def depth(self) -> Depth | None:
+        """The deepest that audits may compare; None: replays are off."""
+        deep = Depth.BITS if self.schedule.deterministic else Depth.OUTPUT
+        return deep if self.replay_off is None else None
+
+    @property
+    def may_defer(self) -> bool:
+        """Whether steps may be judged one step late."""
+        return self.mode is Mode.DEFERRED and self.policy in (Policy.STOP, Policy.SKIP)
+
+    @property
+    def switched_off(self) -> list[str]:
+        """What cannot be compared here, a sentence each."""
+        kinds = ((self.weights_off, "weight checks"), (self.replay_off, "replay audits"))
+        return [f"{what} are off: {why}" for why, what in kinds if why is not None]
+
 
 def set_up(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], wishes: Wishes) -> Setup:
     """See `guard.attach` for arguments and errors; a collective."""
@@ -133,31 +165,9 @@ def set_up(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], wishes:
         device,
         parameters,
         off,
-        off,
+        off or own_by_rank(outer, module),
         blocks_of(module) if wishes.schedule.layered else (),
     )
-
-
-def group_of(ddp: nn.Module) -> dist.ProcessGroup:
-    """The replicas of `ddp`.
-
-    Raises:
-        ConfigurationError: not wrapped in DDP, or alone. The same on every rank.
-    """
-    if not isinstance(ddp, DistributedDataParallel):
-        raise ConfigurationError(
-            f"attach() got a {type(ddp).__name__}. Checks compare replicas: wrap the model in "
-            "torch.nn.parallel.DistributedDataParallel first and pass the wrapper, or shard it with "
-            "fully_shard() over a mesh of replicas and shards (HSDP)."
-        )
-    group: dist.ProcessGroup = ddp.process_group
-    world = dist.get_world_size(group)
-    if world < 2:
-        raise ConfigurationError(
-            f"The job has {world} rank. Checks compare replicas with each other: start two ranks or more "
-            "(three nodes to name a faulty one on independent evidence)."
-        )
-    return group
 
 
 def agree_on_setup(

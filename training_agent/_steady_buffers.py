@@ -62,8 +62,12 @@ class SteadyBuffers:
         self._started_at = step
 
     def may_learn(self, step: int) -> bool:
+        """Whether it is time to."""
+        return not self.learned and self.trained(step)
+
+    def trained(self, step: int) -> bool:
         """Whether steps were trained in this start: what a rank writes for itself has shown by then."""
-        return not self.learned and self._started_at is not None and step > self._started_at
+        return self._started_at is not None and step > self._started_at
 
     def before_broadcast(self) -> None:
         """DDP's forward begins: what moved until now was written by somebody else."""

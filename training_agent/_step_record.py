@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ._capture import Capture, Unit
 from ._evidence import Evidence
+from ._kept import KeptValues
+from ._written import Places
 
 
 @dataclass(slots=True)
@@ -24,6 +26,8 @@ class MicroBatch:
     inputs: list[tuple[Tensor, int]] = field(default_factory=list)  # with their version counters
     forwards: int = 0  # of the wrapped module inside it
     outputs: tuple[int, int] = (0, 0)  # tensors, bytes; running statistics with them
+    kept: KeptValues | None = None  # what the program kept when it began; only where it is to be compared
+    weights: Places | None = None  # where they were then; only there as well
     outside: str | None = None  # users' hooks that a replay does not run as the step did
 
     def obstacle(self) -> str | None:

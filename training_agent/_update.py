@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ._alarm import Sighting
 from ._capture import DeviceState
 from ._evidence import Depth
-from ._examine import AuditPass, Examiner, Outcome, ReplayOff
+from ._examine import AuditPass, Examiner, ReplayOff
 from ._gate import Count, Gate, Tally, ranks_that
 from ._latch import AlarmLatch
 from ._layers import LayerAudits
@@ -24,20 +24,22 @@ from ._masters import drop_gradients
 from ._pending import Pending
 from ._reduction import ReductionCheck, reduction_check
 from ._refusals import refuse_inside_backward
+from ._replayed import replayed
 from ._retry import retried
 from ._rhythm import Rhythm
 from ._sightings import overflowing, reduced
 from ._startup import Setup
 from ._statistics import StatisticsOff
 from ._step_record import StepRecord
+from ._surroundings import Surroundings
 from ._walk import copied_buffers
 from ._watch import StepWatch
 from ._weight_check import WeightCheck
 from .checks.nonfinite import GradientNorms
 from .contract import Check
-from .determinism import DeterministicMode, deterministic
+from .determinism import DeterministicMode
 from .pace import Pace
-from .policy import Mode, Policy
+from .policy import Policy
 
 
 @dataclass(slots=True)
@@ -51,7 +53,8 @@ class Update:
     ledger: Ledger
     latch: AlarmLatch
     determinism: DeterministicMode
-    depth: Depth | None = Depth.BITS  # of audits; None: replays are off
+    surroundings: Surroundings
+    depth: Depth | None = field(init=False)  # of audits; None: replays are off
     gate: Gate = field(init=False)
     weights: WeightCheck = field(init=False)
     rhythm: Rhythm = field(init=False)
@@ -61,18 +64,20 @@ class Update:
     pending: Pending | None = None
     _judged: bool = False
     _applies: bool = True
+    _stepping: bool = False  # an optimizer's step has begun
+    _booked: bool = False
     _last: Count | None = None
 
     def __post_init__(self) -> None:
         setup = self.setup
+        self.depth = setup.depth
         self.weights = WeightCheck(setup, self.examiner, self.ledger)
         self.gate = Gate(setup.optimizers, setup.comm, setup.device)
         self.reduction = reduction_check(setup, self.norms, self.ledger.note)
         self.rhythm = Rhythm(setup.comm, Pace(setup.schedule, self.ledger.step))
         self.layers = LayerAudits(setup, self.watch, self.norms, self.examiner, self.ledger)
         # A step that is repeated, or applied with a warning, must be judged before its update.
-        patient = setup.policy in (Policy.STOP, Policy.SKIP)
-        self.deferred = setup.mode is Mode.DEFERRED and self.gate.on_device and patient
+        self.deferred = setup.may_defer and self.gate.on_device
 
     # -- before ----------------------------------------------------------------------------------------
 
@@ -113,6 +118,8 @@ class Update:
         self.latch.raise_again()
         refuse_inside_backward()
         self.drain()
+        # A subclass's step may call its parent's, with all hooks: two begin, and it is one update.
+        self._booked, self._stepping = self._booked and self._stepping and self._judged, True
         if not self._judged:  # with several optimizers the first to step is judged for all
             self._judged = True
             try:
@@ -208,19 +215,7 @@ class Update:
 
     def _examine(self, record: StepRecord, nonfinite: tuple[int, ...]) -> Sighting | None:
         """Replay the step around the ring; None when it passed or could not be compared."""
-        outcome: Outcome
-        deep = record.audit and not (nonfinite and self.examiner.only_finiteness(record.micro_batches))
-        step, count = record.step, record.micro_batches
-        with deterministic(self.setup.schedule.deterministic):
-            if self.setup.replay_off is not None:
-                outcome = self.examiner.unexamined(step, self.setup.replay_off, nonfinite)
-            elif record.obstacle is not None or record.batch is None:
-                outcome = self.examiner.examine(step, None, None, nonfinite, obstacle=record.obstacle)
-            elif deep:
-                evidence = record.evidence()
-                outcome = self.examiner.examine(step, record.batch, evidence, nonfinite, micro_batches=count)
-            else:
-                outcome = self.examiner.examine(step, *record.nonfinite(), nonfinite, micro_batches=count)
+        outcome = replayed(self.setup, self.examiner, record, nonfinite)
         if isinstance(outcome, Sighting):
             return outcome
         if isinstance(outcome, AuditPass):
@@ -276,15 +271,19 @@ class Update:
     def after(self, optimizer: Optimizer) -> None:
         """Book the step, compare weights when that is due, report."""
         self.gate.release(optimizer)
+        self._stepping = False
         if not self._applies or optimizer is not self.setup.optimizers[-1]:
             return
-        step = self.ledger.step = self.ledger.step + 1
+        again, self._booked = self._booked, True
+        step = self.ledger.step = self.ledger.step + (not again)
         due = self.setup.schedule.weights_due(step) and self.setup.weights_off is None
         if due:
             self.drain()
             if self.ledger.step != step:  # it was skipped after all
                 return
             self.check_weights(state=self.setup.schedule.state_due(step))
+        if again:
+            return
         applied = self.ledger.applied(due, self.rhythm.every)
         checks = replace(applied, seconds=self.examiner.stopwatch.take())
         if self.pending is not None:

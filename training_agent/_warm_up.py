@@ -8,14 +8,16 @@ is computed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
-from ._aside import put_aside, reducing
+from ._aside import other_leaves, put_aside, reducing
 from ._capture import DeviceState, kept_rng
 from ._walk import copied_buffers
+from ._written import WrittenWeights
 from .checks.replay import output_tensors
 from .determinism import deterministic, explained
 
@@ -28,12 +30,14 @@ def warm_up(
     *,
     strict: bool,
     forced: bool = False,
+    written: WrittenWeights | None = None,
 ) -> None:
-    """Run a forward and backward and discard it: RNG, buffers and gradients are put back.
+    """Run a forward and backward and discard it: RNG, buffers, gradients and weights are put back.
 
     DDP lays its buckets out anew after the first backward, so a resumed run would sum its first step in
     another order than the run it continues. With `strict`, an operator without a deterministic kernel shows
-    here, before the first update; `forced`: every step is to run those.
+    here, before the first update; `forced`: every step is to run those. `written` learns which weights the
+    forward writes.
 
     Raises:
         ConfigurationError: an operator has no deterministic kernel.
@@ -49,9 +53,12 @@ def warm_up(
             kept_rng(device),
             explained(strict, forced=forced),
             deterministic(strict, attention=forced),
+            nullcontext() if written is None else written.undone(forward),
         ):
             for _ in range(passes):
-                backward(forward())
+                output = forward()
+                with put_aside(other_leaves(output_tensors(output), parameters)):
+                    backward(output)
                 for p in parameters:
                     p.grad = None
     finally:

@@ -14,14 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from . import _capture
+from ._arguments import with_containers_of_its_own
 from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence, Recorder, finiteness, size_of
+from ._kept import KeptValues
 from ._leaves import Leaves, Stop, inside_backward
+from ._startup import Setup
 from ._statistics import Statistics
 from ._step_record import MicroBatch, StepRecord
 from ._walk import copied_buffers
+from ._written import WrittenWeights
 from .checks.nonfinite import GradientNorms
 from .checks.replay import apart, output_tensors
+from .policy import Policy
 
 
 class StepWatch:
@@ -34,8 +39,10 @@ class StepWatch:
         norms: GradientNorms,
         device: torch.device,
         leaves: Leaves,
+        kept: Callable[[], KeptValues] = dict,
     ) -> None:
-        self._module = module
+        self._module, self._kept = module, kept
+        self.written = WrittenWeights(module)
         self.statistics = Statistics(module)
         self._named = parameters
         self._norms = norms
@@ -47,6 +54,7 @@ class StepWatch:
         self.outside: Callable[[Unit], str | None] = lambda _unit: None  # what a replay leaves out
         self.told: Callable[[list[Tensor]], None] | None = None  # gets what a backward may begin at
         self.batches: list[MicroBatch] = []
+        self.always_keep = False  # what the program keeps, at the begin of each micro-batch
         self.begin(audit=False)
         self.open = False
 
@@ -70,6 +78,7 @@ class StepWatch:
         self.audit = audit
         self.in_loss = False
         self._chosen = turn % self.per_update if audit else 0
+        self.keeping = {self._chosen} if audit else set()  # micro-batches that a replay may need it for
         self._complete = complete
         self._recorder = Recorder(len(self._parameters), depth) if audit else None
         if self._recorder is not None:
@@ -184,7 +193,8 @@ class StepWatch:
             return "a backward ran inside the backward (reentrant checkpointing): pass use_reentrant=False"
         if batch is None:
             return f"the update had {len(starts)} micro-batches, number {self._chosen + 1} was to be audited"
-        return batch.obstacle() or (self._vacuity(batch) if self._recorder is not None else None)
+        moved = None if batch.weights is None else self.written.since(batch.weights)
+        return batch.obstacle() or moved or (self._vacuity(batch) if self._recorder is not None else None)
 
     def _vacuity(self, batch: MicroBatch) -> str | None:
         """An audit counts only if everything that check 1 saw, and every output, was digested."""
@@ -212,12 +222,16 @@ class StepWatch:
         return self._is_chosen and self._norms.backwards == self.batches[-1].backward
 
     def _start_unit(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        args, kwargs = with_containers_of_its_own((args, kwargs))
         tensors = output_tensors((args, kwargs))
+        keep = self.always_keep or len(self.batches) in self.keeping
         self.batches.append(
             MicroBatch(
                 _capture.take(unit, self._module, self._device, args, kwargs, self._named),
                 self._norms.backwards,
                 inputs=[(t, t._version) for t in tensors if not t.is_inference()],
+                kept=self._kept() if keep else None,
+                weights=self.written.places() if keep else None,
                 outside=self.outside(unit),
             )
         )
@@ -258,3 +272,10 @@ class StepWatch:
 def _add(counted: tuple[int, int], tensors: list[Tensor]) -> tuple[int, int]:
     nbytes = sum(t.numel() * t.element_size() for t in tensors)
     return counted[0] + len(tensors), counted[1] + nbytes
+
+
+def watch_of(setup: Setup, norms: GradientNorms, leaves: Leaves, kept: Callable[[], KeptValues]) -> StepWatch:
+    """The watch of what `attach` was given."""
+    watch = StepWatch(setup.module, setup.parameters, norms, setup.device, leaves, kept)
+    watch.always_keep = setup.policy is Policy.RETRY  # whichever step is computed again
+    return watch

@@ -15,7 +15,7 @@ from ._alarm import Sighting
 from ._examine import Examiner
 from ._ledger import Ledger
 from ._masters import master_weights, still_held
-from ._optimizer_state import layout_word, state_tensors
+from ._optimizer_state import layout_word, of_unknown_optimizers, state_tensors
 from ._packing import pack, unpack
 from ._startup import Setup, word_of
 from ._steady_buffers import PREFIX, Apart, SteadyBuffers, judged, looks_like_a_flip
@@ -35,6 +35,8 @@ class WeightCheck:
     steady: SteadyBuffers = field(init=False)
     masters: dict[str, Tensor] = field(init=False)
     _buffers_passed: int | None = None  # the step
+    _own: set[str] = field(default_factory=set)  # entries of the optimizer's state that are not compared
+    _trusted: bool = False  # all entries were equal once after a step of this start
 
     def __post_init__(self) -> None:
         self.steady = SteadyBuffers(self.setup.module)
@@ -48,6 +50,10 @@ class WeightCheck:
             kept, buffers = self._taking_part()
         divergence = self.examiner.compare_weights(kept, self.steady.tensors(buffers))
         step = self.ledger.step
+        if unknown := of_unknown_optimizers(self.setup.optimizers, kept).intersection(divergence.tensors):
+            sighting = self._unknown(divergence, unknown)
+            return sighting or self.look(state=state)
+        self._trusted = self._trusted or (bool(kept) and self.steady.trained(step))
         if divergence:
             sighting = self.examiner.weights(step, divergence)
             if set(divergence.tensors) <= set(kept):
@@ -77,6 +83,26 @@ class WeightCheck:
             self.ledger.note("buffers are not compared: the ranks do not have the same ones")
         return kept if same_state else {}, taking_part
 
+    def _unknown(self, divergence: Divergence, names: frozenset[str]) -> Sighting | None:
+        """Judge what only an optimizer that is not torch's keeps; None: it is left out from now on.
+
+        A program on one rank alone, or on all, is as likely as a fault: nobody is named.
+        """
+        self._own |= names
+        listed = _listed(sorted(names))
+        alone = set(divergence.tensors) == names and len(divergence.ranks) == 1 and not divergence.involved
+        if not (self._trusted and alone):
+            why = "ranks hold other values, as may be in an optimizer that is not torch's"
+            self.ledger.note(f"optimizer state is not compared ({listed}): {why}")
+            return None
+        text = (
+            f"{listed}: the copy of rank {divergence.ranks[0]} alone has changed since all were equal. It "
+            "was corrupted in memory, or this optimizer, which is not torch's, keeps something by rank"
+        )
+        sighting = self.examiner.weights(self.ledger.step, replace(divergence, ranks=()))
+        finding = Finding(FindingKind.SOFTWARE, evidence=text)
+        return replace(sighting, findings=(finding,), last_pass=self.ledger.passes.optimizer_state or 0)
+
     def optimizer_state(self) -> dict[str, Tensor]:
         """What the optimizers keep for parameters and master weights, by name."""
         return {name: t for name, t in self._kept().items() if name not in self.masters}
@@ -84,8 +110,10 @@ class WeightCheck:
     def _kept(self) -> dict[str, Tensor]:
         setup = self.setup
         masters = still_held(self.masters, setup.optimizers)
-        owners: dict[str, Tensor] = {**dict(setup.module.named_parameters()), **masters}
-        return {**masters, **state_tensors(setup.optimizers, owners)}
+        shared = {n: p for n, p in setup.module.named_parameters() if n not in setup.own}
+        owners: dict[str, Tensor] = {**shared, **masters}
+        found = {**masters, **state_tensors(setup.optimizers, owners)}
+        return {name: tensor for name, tensor in found.items() if name not in self._own}
 
     # -- buffers ---------------------------------------------------------------------------------------
 

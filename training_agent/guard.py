@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import _startup
+from ._arguments import discarded, refuse_iterators
 from ._capture import Capture, Unit
 from ._data_path import RebuildBatch
 from ._evidence import Depth, Evidence
@@ -28,18 +30,20 @@ from ._examine import Examiner
 from ._farewell import Farewell
 from ._gradients import local_gradients
 from ._hooks import ModelHooks
+from ._kept import KeptValues
 from ._latch import AlarmLatch
 from ._ledger import Ledger
 from ._manifest import LoadedManifest, common_digests
 from ._phase import Phase
-from ._refusals import unseen_save, wrap_closure
+from ._refusals import refuse_join, unseen_save, wrap_closure
 from ._replayer import Replayer
 from ._ring import Ring
 from ._start import Start
 from ._startup import Setup, Wishes
+from ._surroundings import surroundings
 from ._update import Update
 from ._warm_up import backward_from_outputs
-from ._watch import StepWatch
+from ._watch import watch_of
 from .checkpoint_folder import Checkpoints
 from .checks.replay import LossFunction
 from .determinism import DeterministicMode
@@ -115,29 +119,20 @@ class Guard:
         self._ledger = Ledger.begun(step, setup)
         self._determinism = DeterministicMode(attention=setup.schedule.forced)
         leaves, self._norms = local_gradients(setup, lambda: self._phase is Phase.TRAINING)
-        self._watch = StepWatch(setup.module, setup.parameters, self._norms, setup.device, leaves)
+        self._surroundings = around = surroundings(setup)
+        self._watch = watch_of(setup, self._norms, leaves, around.kept)
         self._replayer = Replayer(setup, leaves, self._watch.statistics)
         self._latch = AlarmLatch(setup, self._replayer)
-        self._update = Update(
-            setup,
-            self._watch,
-            self._norms,
-            Examiner(setup, Ring(setup.comm, setup.device, self._recompute, setup.sharding is not None)),
-            self._ledger,
-            self._latch,
-            self._determinism,
-            Depth.BITS if setup.schedule.deterministic else Depth.OUTPUT,
-        )
+        ring = Ring(setup.comm, setup.device, self._recompute, setup.sharding is not None)
+        books = (self._ledger, self._latch, self._determinism, around)
+        examiner = Examiner(setup, ring, around)
+        self._update = Update(setup, self._watch, self._norms, examiner, *books)
         self._start = Start(setup, self._watch, self._update, self._recompute, self._during)
-        for off, what in ((setup.weights_off, "weight checks"), (setup.replay_off, "replay audits")):
-            if off is not None:
-                self._ledger.note(f"{what} are off: {off}")
-        if setup.replay_off is not None:
-            self._update.depth = None
+        for sentence in setup.switched_off:
+            self._ledger.note(sentence)
         hooks = self._on_module_forward, self._on_module_output, self._on_outer_forward
-        around = ModelHooks(setup.module, setup.outer, *hooks)
-        self._watch.outside = around.outside
-        self._hooks: list[Any] = [around]
+        self._hooks: list[Any] = [ModelHooks(setup.module, setup.outer, *hooks)]
+        self._watch.outside = self._hooks[0].outside
         for optimizer in setup.optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(self._before_update))
             self._hooks.append(optimizer.register_step_post_hook(self._after_update))
@@ -164,7 +159,9 @@ class Guard:
         if self._phase is not Phase.TRAINING or not torch.is_grad_enabled():
             return compute(model, *args, **kwargs)
         self._replayer.called(model)
-        self._begin_step(lambda: compute(model, *args, **kwargs), lambda loss: loss.backward())
+        refuse_iterators((args, kwargs))
+        forward = discarded(partial(compute, model), args, kwargs, self._setup.device)
+        self._begin_step(forward, lambda loss: loss.backward())
         self._start.preflight(Unit.LOSS, args, kwargs)
         with self._determinism.explained(), self._watch.inside_loss(args, kwargs):
             loss = compute(model, *args, **kwargs)
@@ -195,7 +192,7 @@ class Guard:
     def manifest(self) -> dict[str, Any]:
         """What the checkpoint of this step carries for `after_load`: JSON-able. A collective under HSDP."""
         comm = self._setup.comm
-        return self._ledger.manifest(comm.world, common_digests(self._setup.module, comm))
+        return self._ledger.manifest(comm.world, common_digests(self._setup.module, comm, self._setup.own))
 
     def after_load(self, manifest: Mapping[str, Any]) -> None:
         """Take over a checkpoint: global step, file against manifest, replicas against each other.
@@ -241,6 +238,7 @@ class Guard:
 
     def _begin_step(self, forward: Callable[[], Any], backward: Callable[[Any], None]) -> None:
         self._latch.raise_again()
+        refuse_join(self._setup.outer)
         self._start.warm_up(forward, backward)
         if self._watch.open:
             if not self._norms.dropped():
@@ -254,7 +252,7 @@ class Guard:
         if self._phase is Phase.TRAINING:
             self._update.weights.steady.before_broadcast()
         if self._watching and not self._watch.in_loss:
-            self._begin_step(lambda: outer(*args, **kwargs), backward_from_outputs)
+            self._begin_step(discarded(outer, args, kwargs, self._setup.device), backward_from_outputs)
 
     def _on_module_forward(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._phase is Phase.TRAINING:
@@ -273,14 +271,15 @@ class Guard:
         return self._phase is Phase.TRAINING and torch.is_grad_enabled()
 
     def _recompute(self, capture: Capture, phase: Phase, depth: Depth) -> Evidence:
-        with self._during(phase):
+        kept = capture.kept if capture.whole is None else capture.whole.kept
+        with self._during(phase, kept):
             return self._replayer.recompute(capture, depth)
 
     @contextmanager
-    def _during(self, phase: Phase) -> Iterator[None]:
+    def _during(self, phase: Phase, kept: KeptValues | None = None) -> Iterator[None]:
         before, self._phase = self._phase, phase
         try:
-            with quiet(phase is not Phase.TRAINING):
+            with quiet(True), self._surroundings.unchanged(kept):
                 yield
         finally:
             self._phase = before

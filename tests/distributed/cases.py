@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tests.distributed import loops, models
+from tests.distributed import keeping, loops, models
 from tests.distributed.loops import Loop
 from training_agent import Schedule, observer
 from training_agent.schedule import ScheduleWarning
@@ -210,6 +210,10 @@ CASES: dict[str, Case] = {
     "by outcome": Case(schedule=_by_outcome()),
     "by outcome, deferred": Case(schedule=_by_outcome(), optimizers=fused, options=_DEFERRED),
     "fixed partners": Case(schedule=_schedule(partner="fixed")),
+    **{
+        name: Case(build, step, loss=loss, prepare=keeping.in_rank_order)
+        for name, (build, step, loss) in keeping.KEEPING.items()
+    },
 }
 
 
@@ -221,6 +225,12 @@ UNAUDITED: dict[str, Case] = {
     "local SGD": Case(prepare=_local_sgd),
     "backward hooks, without compute_loss": Case(prepare=_backward_hook, loss=None),
     "noisy forward": Case(models.NoisyForward),
+    "parameters that DDP leaves alone": Case(
+        keeping.OwnRows, keeping.unclipped, prepare=keeping.in_rank_order
+    ),
+    "averages weights": Case(keeping.Averages, prepare=keeping.in_rank_order),
+    "writes weights now and then": Case(keeping.Fades, prepare=keeping.in_rank_order),
+    "writes into its input": Case(keeping.ScalesItsInput, prepare=keeping.in_rank_order),
 }
 SCALED = tuple(name for name, case in CASES.items() if case.scaler)
 NOISY = Case(models.NoisyBackward, schedule=Schedule(1, 10, None), steps=20)

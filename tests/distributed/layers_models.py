@@ -343,7 +343,7 @@ UNFIT = {
     "an object among the arguments": (Kind(Noted, steps=8), [], 4, "takes a Notes, which its forward may"),
     "called twice": (Kind(Twice, steps=8), [], 4, "was called 2 times in its micro-batch"),
     "written to": (Kind(WrittenTo, steps=8), [], 4, "was changed in place after its forward began"),
-    "left in an attribute": (Kind(Left, steps=8), [], 3, ""),
+    "left in an attribute": (Kind(Left, steps=8), [], 2, ""),
     "left beside, accumulation": (Kind(LeftBeside, steps=8, accumulate=2), [], 4, ""),
     "backward hooks": (Kind(HookedByData, steps=8), [], 4, ""),
     "compiled": (Kind(compiled=True, steps=4), None, 0, "torch.compile has compiled code of this job"),

@@ -125,6 +125,9 @@ def _loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def _warm_up(loop: Loop) -> None:
+    if "no warm-up" in loop.notes:
+        return
+
     def forward() -> Tensor:
         batch = batch_for(loop.rank, 1)
         if "returned" in loop.notes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,6 +29,16 @@ class Twice(torch.optim.SGD):
         loss = closure()
         super().step()
         return loss
+
+
+class Wrapping(torch.optim.Optimizer):
+    """Around another one, as look-ahead is; torch knows nothing of it."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        self.__dict__ = inner.__dict__ | {"inner": inner}
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        return self.inner.step(closure)
 
 
 class Complex(models.Net):
@@ -72,6 +82,23 @@ def _fused_into_backward(loop: Loop) -> None:
     _apply_optimizer_in_backward(torch.optim.SGD, loop.plain.up.parameters(), {"lr": 0.1})
 
 
+def from_an_iterator(loop: Loop, _step: int) -> None:
+    """The loss function takes the next batch itself."""
+    batches = iter([models.batch_for(loop.rank, 1)])
+    loop.loss(loop.model, batches).backward()
+
+
+def uneven(loop: Loop, step: int) -> None:
+    """Ranks run out of batches one after the other."""
+    with loop.model.join():  # type: ignore[operator]
+        for number in range(1 + loop.rank):
+            loops.plain_step(loop, step + number)
+
+
+def loss_of_next(model: nn.Module, batches: Iterator[models.Batch]) -> Tensor:
+    return models.loss_of(model, next(batches))
+
+
 def under_anomaly_mode(loop: Loop, step: int) -> None:
     """It would end the one rank that has a NaN, inside its backward."""
     with torch.autograd.detect_anomaly():
@@ -96,6 +123,10 @@ REFUSED: dict[str, tuple[Case, str]] = {
         "LBFGS evaluates its closure several times",
     ),
     "SAM": (Case(optimizers=sgd(SAM)), "SAM evaluates its closure several times"),
+    "an optimizer without hooks": (
+        Case(optimizers=lambda m: [Wrapping(torch.optim.SGD(m.parameters(), lr=0.1))]),
+        "Wrapping.step() runs no optimizer hooks, so no update would be seen",
+    ),
     "closure twice": (Case(optimizers=sgd(Twice), step=loops.closure), "called its closure twice"),
     "half of the parameters": (
         Case(optimizers=lambda m: [torch.optim.SGD(m.up.parameters(), lr=0.1)]),  # type: ignore[union-attr]
@@ -119,6 +150,11 @@ REFUSED: dict[str, tuple[Case, str]] = {
         Case(step=under_anomaly_mode),
         "Autograd's anomaly mode (detect_anomaly) ends the backward",
     ),
+    "a batch from an iterator": (
+        Case(step=from_an_iterator, loss=loss_of_next),
+        "guard.compute_loss() got a list_iterator: a replay would take the next batch out of it",
+    ),
+    "join": (Case(step=uneven), "Inside ddp.join() a rank without batches answers DDP's collectives alone"),
     "complex parameter": (Case(Complex), "phase: complex parameters are not checked"),
     "sparse gradient": (Case(Sparse), "table (Embedding): sparse gradients are not checked"),
 }

@@ -125,6 +125,15 @@ def test_a1_local_sgd_switches_the_weight_check_off_by_name(runs: dict[str, Resu
     assert "post_localSGD_hook" in manifest["notes"][0]
 
 
+def test_parameters_that_ddp_leaves_alone_are_each_ranks_own(runs: dict[str, Results]) -> None:
+    manifest = runs["parameters that DDP leaves alone: clean"][0]["manifest"]
+    (note,) = manifest["notes"]
+    assert note.startswith("replay audits are off: DDP was told to leave table.weight alone")
+    assert manifest["weight_checks_passed"] == 4  # of the others
+    assert "table.weight" not in manifest["digests"]
+    assert len({r["after"][0] for r in runs["parameters that DDP leaves alone: clean"]}) == RANKS
+
+
 def test_a3_a_backward_that_is_not_reproducible_never_accuses(runs: dict[str, Results]) -> None:
     results = runs["noisy backward"]
     assert [r["error"] for r in results] == [""] * RANKS

@@ -141,6 +141,26 @@ def test_master_weights_outside_of_the_model_are_guarded_and_compared(
     assert quiet(runs, name)["state_tensors_compared"] == tensors
 
 
+def test_what_an_optimizer_of_ones_own_counts_by_rank_is_left_out_by_name(runs: Results) -> None:
+    manifest = quiet(runs, "counted by rank")
+    (note,) = manifest["notes"]
+    assert manifest["step"] == 6  # although its step calls its parent's
+    assert note.startswith("optimizer state is not compared (optimizer state seen of head.bias, ")
+    alarm = the_alarm(runs["counted by rank, weight"])
+    assert (alarm.step, alarm.named_ranks) == (2, (2,))  # and not rank 1, which counts
+
+
+@pytest.mark.parametrize("name", ["counted by rank, later", "counted by rank, moment"])
+def test_what_changes_alone_in_an_optimizer_of_ones_own_stops_the_save_and_names_nobody(
+    runs: Results, name: str
+) -> None:
+    alarm = the_alarm(runs[name])
+    (finding,) = alarm.findings
+    assert (alarm.check, alarm.step, alarm.named_ranks) == (Check.WEIGHTS, 4, ())
+    assert finding.kind is FindingKind.SOFTWARE
+    assert "which is not torch's, keeps something by rank" in finding.evidence
+
+
 def test_a_dropped_step_leaves_master_weights_alone_and_equal(runs: Results) -> None:
     manifest = quiet(runs, "masters: nan, skipped")
     assert (manifest["step"], manifest["steps_skipped"], manifest["weight_checks_passed"]) == (5, 1, 3)

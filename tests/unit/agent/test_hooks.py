@@ -1,0 +1,31 @@
+"""The guard's hooks on a user's model stay out of its files and of its copies."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import torch
+from torch import nn
+
+from training_agent._hooks import ModelHooks
+
+
+def test_a_guarded_module_can_be_saved_whole_and_copied_without_the_hooks() -> None:
+    seen: list[str] = []
+
+    def saw(what: str) -> Any:
+        return lambda *_: seen.append(what)
+
+    module = nn.Linear(2, 2)
+    outer = nn.Sequential(module)
+    hooks = ModelHooks(module, outer, saw("enter"), saw("leave"), saw("begin"))
+    file = io.BytesIO()
+    torch.save(outer, file)
+    file.seek(0)
+    for other in (torch.load(file, weights_only=False), copy.deepcopy(outer)):
+        assert torch.equal(other(torch.ones(1, 2)), outer(torch.ones(1, 2)))
+        assert seen == ["begin", "enter", "leave"]
+        seen.clear()
+    hooks.remove()
