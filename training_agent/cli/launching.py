@@ -137,7 +137,8 @@ def _tracebacks(lines: Sequence[str]) -> list[str]:
 def _last(lines: Sequence[str]) -> list[str]:
     said = [(line, of_agent(line)) for line in lines if line.strip()]
     ours = [str(found["message"]) for _, found in said if found is not None and "message" in found]
-    return [*dict.fromkeys(ours), *[line for line, found in said if found is None][-SHOWN_LINES:]]
+    others = dict.fromkeys(line for line, found in said if found is None)  # ranks say the same
+    return [*dict.fromkeys(ours), *list(others)[-SHOWN_LINES:]]
 
 
 def _first_to_end(trailer: Sequence[str]) -> list[str]:

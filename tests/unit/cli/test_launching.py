@@ -71,9 +71,10 @@ def test_a_refused_set_up_says_what_to_change() -> None:
 
 
 def test_a_script_that_is_not_there_is_said_with_its_name() -> None:
-    said = reasons(output("python: can't open file '/job/trian.py': [Errno 2] No such file or directory", 2))
+    missing = "python: can't open file '/job/trian.py': [Errno 2] No such file or directory"
+    said = reasons(output("\n".join([missing] * 3), 2))
     assert said == (
-        "python: can't open file '/job/trian.py': [Errno 2] No such file or directory",
+        missing,
         "rank 1 ended first: exit code 2",
     )
 

@@ -187,6 +187,7 @@ def test_the_bound_of_false_alarms_counts_alarms_of_audits_only() -> None:
     assert found is not None and found.alarms_at_most == bounds.at_most(0, 2)
     (claim,) = (c for c in claims.what_follows(found) if c.title == "False alarms of audits")
     assert "0 alarms of audits in 2 audited steps" in claim.text
+    assert claim.figure == "no bound: too few audits"  # and not "fewer than 1.00 per audited step"
     assert "5 alarms of other checks are not in it" in claim.text
     by_audit = figures(manifest(200), [*several, raised()])
     assert by_audit is not None and by_audit.alarms_at_most == bounds.at_most(1, 3)

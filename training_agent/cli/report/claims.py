@@ -67,7 +67,7 @@ def tiles(run: Run | None, records: Sequence[Record]) -> list[Claim]:
         found.append(Claim("bytes compared", _size(f.bytes_replayed + f.bytes_of_weights), "bit by bit"))
         if f.longest_gap is not None:
             found.append(Claim("steps to catch", count(f.longest_gap), "at most, for a persistent fault"))
-        if f.alarms_at_most is not None:
+        if f.alarms_at_most is not None and f.alarms_at_most < 1:
             found.append(
                 Claim("audit alarms per audit", f"< {_rate(f.alarms_at_most)}", "at 95 %, true or false")
             )
@@ -116,7 +116,9 @@ def what_follows(f: Figures) -> list[Claim]:
         found.append(
             Claim(
                 "False alarms of audits",
-                f"fewer than {_rate(f.alarms_at_most)} per audited step, at 95 %",
+                f"fewer than {_rate(f.alarms_at_most)} per audited step, at 95 %"
+                if f.alarms_at_most < 1
+                else "no bound: too few audits",
                 f"{count(f.audit_alarms)} alarm{'s' * (f.audit_alarms != 1)} of audits in "
                 f"{count(f.audits + f.audit_alarms)} audited steps, each of which compared all GPUs at once. "
                 f"The bound counts every such alarm as if it was false.{_others(f)}",
