@@ -61,7 +61,7 @@ class Start:
             raise ConfigurationError(refused[0])
         schedule = setup.schedule
         audits = schedule.audit_every is not None
-        written = self.watch.written if setup.sharding is None else None
+        written = (self.watch.written, setup.comm.largest) if setup.sharding is None else None
         with self.during(Phase.WARM_UP):
             strict, forced = schedule.deterministic_step(audits), schedule.forced
             passes = (setup.outer, setup.device, forward, backward)

@@ -30,14 +30,14 @@ def warm_up(
     *,
     strict: bool,
     forced: bool = False,
-    written: WrittenWeights | None = None,
+    written: tuple[WrittenWeights, Callable[[list[int]], list[int]]] | None = None,
 ) -> None:
     """Run a forward and backward and discard it: RNG, buffers, gradients and weights are put back.
 
     DDP lays its buckets out anew after the first backward, so a resumed run would sum its first step in
     another order than the run it continues. With `strict`, an operator without a deterministic kernel shows
     here, before the first update; `forced`: every step is to run those. `written` learns which weights the
-    forward writes.
+    forward writes, on any rank: see `WrittenWeights.undone`.
 
     Raises:
         ConfigurationError: an operator has no deterministic kernel.
@@ -53,7 +53,7 @@ def warm_up(
             kept_rng(device),
             explained(strict, forced=forced),
             deterministic(strict, attention=forced),
-            nullcontext() if written is None else written.undone(forward),
+            nullcontext() if written is None else written[0].undone(forward, written[1]),
         ):
             for _ in range(passes):
                 output = forward()

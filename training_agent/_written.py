@@ -34,8 +34,13 @@ class WrittenWeights:
         self._settled: frozenset[str] = frozenset()  # written, and the second time nothing changes
 
     @contextmanager
-    def undone(self, forward: Callable[[], Any]) -> Iterator[None]:
-        """A block in which `forward` is computed, after which all weights are what they were."""
+    def undone(self, forward: Callable[[], Any], largest: Callable[[list[int]], list[int]]) -> Iterator[None]:
+        """A block in which `forward` is computed, after which all weights are what they were.
+
+        Args:
+            largest: of the ranks' numbers. A forward has collectives, and some ranks' data may write what
+                others' do not: all must compute it again, or none.
+        """
         weights = _readable_ones(self._module)
         small = sum(p.numel() * p.element_size() for p in weights.values()) <= _LARGE
         before = self.places()
@@ -50,6 +55,9 @@ class WrittenWeights:
         elif rows is not None:
             later = digest([p.detach() for p in weights.values()])
             touched |= {n for n, a, b in zip(weights, rows, later, strict=True) if not torch.equal(a, b)}
+        somewhere = largest([int(name in touched) for name in weights])
+        touched = {name for name, count in zip(weights, somewhere, strict=True) if count}
+        if not small:
             self.lost |= touched
         if touched and small:
             moved = _other_each_time({name: weights[name] for name in touched}, forward)

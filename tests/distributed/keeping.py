@@ -79,6 +79,20 @@ class Masks(Net):
         return super().forward(x)
 
 
+class Clamps(Net):
+    """Holds a weight within bounds that it never leaves, where the data say so: on some ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bound", torch.tensor(100.0))  # DDP sends it with each forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x[0, 1]) > 0:
+            with torch.no_grad():
+                self.up.weight.clamp_(-self.bound, self.bound)
+        return super().forward(x)
+
+
 class Averages(Net):
     """Moves a teacher inside it towards itself, and asks it; at first both are equal."""
 
@@ -236,5 +250,6 @@ KEEPING: dict[str, tuple[type[nn.Module], Callable[[Loop, int], None], Callable[
     "a loss function with weights": (Net, weights_of_the_loss, loss_with_weights),
     "a batch that is taken apart": (Net, plain_step, loss_that_takes_out),
     "a mask on weights": (Masks, plain_step, loss_of),
+    "a bound on weights": (Clamps, plain_step, loss_of),
     "cached parametrizations": (Normed, cached, loss_of),
 }
