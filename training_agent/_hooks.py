@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
 
 from ._capture import Unit
 from ._refusals import kept_out
+
+_GUARDED: WeakSet[nn.Module] = WeakSet()
+
+
+def guarded(module: nn.Module) -> bool:
+    """Whether a guard's hooks are on this very module (a copy of it has none)."""
+    return module in _GUARDED
 
 
 class ModelHooks:
@@ -29,6 +37,7 @@ class ModelHooks:
     ) -> None:
         """`entering` and `leaving`: the forward of `module`; `beginning`: that of `outer`, DDP around it."""
         self._module, self._outer = module, outer
+        _GUARDED.add(module)
         self._leave = module.register_forward_hook(kept_out(_only(module, leaving)))
         enter, begin = kept_out(_only(module, entering)), kept_out(_only(outer, beginning))
         # The users' own come behind it: a replay begins with what it captured, and runs them as well.
@@ -64,6 +73,7 @@ class ModelHooks:
         """Take them away."""
         for handle in (self._leave, self._enter, self._begin):
             handle.remove()
+        _GUARDED.discard(self._module)
 
 
 def _only(module: nn.Module, hook: Callable[..., Any]) -> Callable[..., Any]:

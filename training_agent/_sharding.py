@@ -82,7 +82,7 @@ def sharding_of(model: nn.Module, compute_loss: Any = None) -> Sharding | None:
     Raises:
         ConfigurationError: a shard exists once only, or the model is sharded in a way that is not guarded.
     """
-    parameters = dict(model.named_parameters())
+    parameters = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
     sharded = {name: p for name, p in parameters.items() if is_sharded(p)}
     if not sharded:
         return None

@@ -24,6 +24,8 @@ from ._blocks import Block, blocks_of
 from ._comm import Comm
 from ._data_path import RebuildBatch
 from ._evidence import Depth
+from ._given import optimizers_in, refuse_given
+from ._hooks import guarded
 from ._refusals import (
     diverging_hook,
     group_of,
@@ -32,7 +34,6 @@ from ._refusals import (
     refuse_optimizers,
     refuse_tensors,
     unwrapped,
-    unwrapped_optimizer,
 )
 from ._sharding import Sharding, sharding_of
 from ._shared_proof import prove_shared
@@ -124,8 +125,7 @@ def set_up(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], wishes:
     group = group_of(outer) if sharding is None else dist.group.WORLD
     assert group is not None
     module = outer.module if isinstance(outer, DistributedDataParallel) else outer
-    given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
-    optimizers = tuple(map(unwrapped_optimizer, given))
+    optimizers = optimizers_in(optimizer)
     parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
     device = next(iter(parameters.values()), torch.empty(0)).device
     comm = Comm(group, device)
@@ -185,8 +185,9 @@ def agree_on_setup(
     """
     found: AgentSettings | None = None
     problem = ""
-    audits = wishes.schedule.audit_every is not None
+    audits = isinstance(wishes.schedule, Schedule) and wishes.schedule.audit_every is not None
     try:
+        refuse_given(optimizers, wishes, guarded=guarded(module))
         found = wishes.settings or AgentSettings.from_env()
         found.place(comm.rank, local_rank())
         if wishes.schedule.deterministic_step(audits):
@@ -241,7 +242,9 @@ def differences(facts: Mapping[int, Mapping[str, object]]) -> list[str]:
     found = []
     origin = min(facts)
     for name, first in facts[origin].items():
-        others = [r for r, f in facts.items() if f[name] != first]
+        others = [
+            r for r, f in facts.items() if name in f and f[name] != first
+        ]  # some facts are of audits only
         if others:
             theirs = facts[others[0]][name]
             found.append(

@@ -64,3 +64,12 @@ class StepRecord:
     batch: MicroBatch | None  # the one to compare
     evidence: Callable[[], Evidence]  # what this rank's own computation of it produced
     nonfinite: Callable[[], tuple[MicroBatch | None, Evidence | None]]  # the first bad micro-batch
+
+    def past_loss(self) -> str | None:
+        """What to say where `attach` got a loss function and this step went past it, if it did."""
+        if self.batch is None or self.obstacle is not None or self.batch.loss_audited:
+            return None
+        return (
+            "the loss function is not audited: attach() got compute_loss, and the loop calls the model "
+            "without it. Call guard.compute_loss(model, ...) instead"
+        )

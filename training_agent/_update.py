@@ -143,6 +143,8 @@ class Update:
             self.rhythm.judged(record.step, audit=False)
             self.layers.clock(record.step, audit=False)
             return
+        if self.setup.compute_loss is not None and (sentence := record.past_loss()):
+            self.ledger.note(sentence)
         tally = count.read()
         self._applies = not tally.overflow
         self._respond(record, self.judge(record, tally, own))

@@ -101,7 +101,7 @@ def attach(
     ------
     ConfigurationError: on every rank, when one of them cannot be guarded; the text says what to change.
     """
-    schedule = schedule or Schedule()
+    schedule = Schedule() if schedule is None else schedule
     how = (mode, policy, finish, naming, rebuild_batch)
     wishes = Wishes(compute_loss, schedule, step, settings, reporter, checkpoints, *how)
     setup = _startup.set_up(ddp_model, optimizer, wishes)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ._given import refuse_trained
 from .checkpoint import CheckpointStore
 from .checks.replay import LossFunction
 from .errors import CheckpointError, ConfigurationError, SdcAlarm
@@ -67,7 +68,8 @@ def train(
             f"train() got a {type(ddp_model).__name__}: it trains and saves a model wrapped in "
             "DistributedDataParallel. Around fully_shard write the loop yourself, with attach()."
         )
-    schedule = schedule or Schedule()
+    refuse_trained(batch_of, compute_loss, steps, clip_norm, scheduler, on_step, checkpoints)
+    schedule = Schedule() if schedule is None else schedule
 
     def clip() -> None:
         if clip_norm is not None:

@@ -49,6 +49,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)  # of attach
     compiled: str = ""  # "inside" or "around" DDP
     backend: Any = "aot_eager"  # of torch.compile
+    past_loss: bool = False  # attach() gets the loss function, the loop calls the original
     hidden: bool = False  # attach() gets DDP, the loop calls what was compiled around it
     compiling: tuple[int, ...] = (0, 1, 2, 3)  # ranks that go through torch.compile
     steps: int = 7

@@ -116,7 +116,7 @@ def _attach(case: Case, loop: Loop) -> None:
         settings=settings_for(loop.rank),
         **case.options,
     )
-    if case.loss is not None:
+    if case.loss is not None and not case.past_loss:
         loop.loss = loop.guard.compute_loss
 
 
@@ -217,6 +217,7 @@ def scenarios(rank: int) -> dict[str, Callable[[], dict[str, Any]]]:
     for name, (case, _) in REFUSED.items():
         runs[name] = lambda case=case: train(case, rank, guarded=True)
     runs["fault from the start"] = lambda: train(Case(), rank, guarded=True, strike=from_the_start)
+    runs["past compute_loss"] = lambda: train(Case(past_loss=True), rank, guarded=True)
     moved = Case(step=other_environment)
     runs["environment"] = lambda: train(moved, rank, guarded=True, strike=persistent)
     for name, case in data_cases(rank).items():

@@ -21,7 +21,17 @@ from training_agent import AgentError, Guard, Schedule, _manifest, attach
 
 ONE = 1  # the rank with the trouble
 UNCAUGHT = "no node"
-MODES = ("no ddp", "other step", "bad local rank", "foreign manifest", "no memory to digest", UNCAUGHT)
+MODES = (
+    "no ddp",
+    "other step",
+    "no audits",
+    "no function",
+    "two guards",
+    "bad local rank",
+    "foreign manifest",
+    "no memory to digest",
+    UNCAUGHT,
+)
 
 
 def begin(mode: str) -> None:
@@ -35,11 +45,17 @@ def begin(mode: str) -> None:
     guard = attach(
         guarded,
         optimizer,
-        compute_loss=compute_loss,
-        schedule=Schedule(audit_every=2, check_every=2, ckpt_every=None),
+        compute_loss="loss" if mode == "no function" and troubled else compute_loss,  # type: ignore[arg-type]
+        schedule=Schedule(None if mode == "no audits" and troubled else 2, check_every=2, ckpt_every=None),
         step=5 if mode == "other step" and troubled else 0,
         settings=None if mode == "no node" and troubled else settings_for(rank),
     )
+    if mode == "two guards":
+        try:
+            attach(guarded, optimizer, settings=settings_for(rank))
+        finally:
+            guard.abandon()
+        return
     take_over(guard, mode if troubled else "")
 
 

@@ -111,6 +111,13 @@ def _forced_without_audits() -> Schedule:
         return Schedule(None, 2, None, kernels="forced")  # type: ignore[arg-type]
 
 
+def sharded(model: nn.Module) -> list[Optimizer]:
+    """ZeRO-1 around SGD."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns of its own where it is imported
+
+    return [ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)]
+
+
 def sgd(kind: type[torch.optim.SGD]) -> Callable[[nn.Module], list[Optimizer]]:
     return lambda model: [kind(model.parameters(), lr=0.1)]
 
@@ -131,6 +138,10 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "half of the parameters": (
         Case(optimizers=lambda m: [torch.optim.SGD(m.up.parameters(), lr=0.1)]),  # type: ignore[union-attr]
         "are in no optimizer given to attach()",
+    ),
+    "ZeRO-1": (
+        Case(optimizers=sharded),
+        "ZeroRedundancyOptimizer shards its state over the ranks (ZeRO): each shard exists once",
     ),
     "step in a hook": (Case(prepare=_step_in_hook), "was called inside the backward (optimizer-in-backward)"),
     "fused into the backward": (Case(prepare=_fused_into_backward), "up.weight, up.bias: an optimizer is"),

@@ -158,6 +158,14 @@ def test_a_forward_that_is_not_reproducible_switches_replays_off_by_name(runs: d
     assert "first seen at aten." in note
 
 
+def test_a_loss_function_that_the_loop_goes_past_is_said(runs: dict[str, Results]) -> None:
+    """Found: attach() got it, the original was called, and only `loss_audited` of the manifest knew."""
+    for r in runs["past compute_loss"]:
+        assert (r["error"], r["manifest"]["loss_audited"]) == ("", False)
+        (note,) = r["manifest"]["notes"]
+        assert note.startswith("the loss function is not audited") and "guard.compute_loss(" in note
+
+
 # -- refused by name before the first update -----------------------------------------------------------
 
 

@@ -13,6 +13,9 @@ from training_agent.contract import ExitCode
 SAYS = {
     "no ddp": "wrap the model in torch.nn.parallel",
     "other step": "step must be equal on all ranks: rank 0 has 0, rank 1 has 5",
+    "no audits": "schedule must be equal on all ranks: rank 0 has Schedule(audit_every=2",
+    "no function": "rank 1: attach(compute_loss='loss'): give a function, or None.",
+    "two guards": "this model has a guard already, and two would end each other's steps. close() the",
     "bad local rank": "rank 1: ValueError: invalid literal",
     "foreign manifest": "rank 1: after_load() got no manifest with digest version",
     "no memory to digest": "rank 1: RuntimeError: DefaultCPUAllocator",
