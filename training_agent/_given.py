@@ -6,7 +6,7 @@ Comes in: the arguments as they are. Goes out: `ConfigurationError` with a sente
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ def optimizers_in(given: Any) -> tuple[Any, ...]:
     return tuple(map(unwrapped_optimizer, given if several else (given,)))
 
 
-def refuse_given(optimizers: tuple[Any, ...], wishes: Wishes, *, guarded: bool) -> None:
+def refuse_given(optimizers: Sequence[Any], wishes: Wishes, *, guarded: bool) -> None:
     """Refuse arguments of another kind than `attach` takes, and a second guard.
 
     Args:
