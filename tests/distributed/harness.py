@@ -124,6 +124,10 @@ class TrainingJob:
                 self._step(plan, guard, optimizer, step[0], out)
         except (SdcAlarm, CheckpointError) as e:
             self._note_alarm(e, optimizer, guard, out)
+        except BaseException:
+            if guard is not None:
+                guard.abandon()  # the next run attaches to the same model
+            raise
         if guard is not None:
             self._note_guard(guard, out)
             guard.close()
