@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ._startup import Setup
+    from ._step_record import StepRecord
 
 MANIFEST_VERSION = 1
 
@@ -86,6 +87,12 @@ class Ledger:
         if sentence not in self.notes:
             self.notes.append(sentence)
             log_line("warning", message=sentence)
+
+    def computed(self, record: StepRecord, compute_loss: object) -> None:
+        """Note what a step shows of the loop; `compute_loss`: what `attach` got."""
+        sentence = None if compute_loss is None else record.past_loss()
+        if sentence is not None:
+            self.note(sentence)
 
     def overflowed(self, ranks: frozenset[int], world: int) -> int | None:
         """Count a step that a GradScaler skipped; return a rank that alone does so again and again.

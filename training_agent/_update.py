@@ -143,12 +143,10 @@ class Update:
             self.rhythm.judged(record.step, audit=False)
             self.layers.clock(record.step, audit=False)
             return
-        if self.setup.compute_loss is not None and (sentence := record.past_loss()):
-            self.ledger.note(sentence)
+        self.ledger.computed(record, self.setup.compute_loss)
         tally = count.read()
-        self._applies = not tally.overflow
+        self._applies = calm = not tally.overflow
         self._respond(record, self.judge(record, tally, own))
-        calm = not tally.overflow
         self.rhythm.judged(record.step, audit=record.audit and calm)
         self.layers.clock(record.step, audit=layer and calm)
         self.rhythm.seen(record.step, tally)
