@@ -124,10 +124,6 @@ class TrainingJob:
                 self._step(plan, guard, optimizer, step[0], out)
         except (SdcAlarm, CheckpointError) as e:
             self._note_alarm(e, optimizer, guard, out)
-        except BaseException:
-            if guard is not None:
-                guard.abandon()  # the next run attaches to the same model
-            raise
         if guard is not None:
             self._note_guard(guard, out)
             guard.close()
@@ -153,7 +149,7 @@ class TrainingJob:
     def _attach(self, plan: Plan, optimizer: torch.optim.Optimizer) -> Guard:
         loss = compute_loss if plan.with_loss else None
         settings = settings_for(self.rank)
-        return attach(
+        self.guard = attach(
             self.ddp,
             optimizer,
             compute_loss=loss,
@@ -163,6 +159,7 @@ class TrainingJob:
             checkpoints=self.store if plan.store else None,
             naming=plan.naming,
         )
+        return self.guard
 
     def _injector(self, plan: FaultPlan, guard: Guard | None, optimizer: torch.optim.Optimizer) -> Injector:
         gpu = settings_for(self.rank).gpu_uuids[self.rank % GPUS]
