@@ -175,7 +175,8 @@ def _text(value: Any) -> str:
         raw = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
         return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(raw.cpu().numpy().tobytes()).hexdigest()}"
     if isinstance(value, GeneratorState):
-        return f"{value.kind} {_text(value.state)}"
+        plain = isinstance(value.state, tuple)  # hundreds of numbers
+        return f"{value.kind} {repr(value.state) if plain else _text(value.state)}"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key!r}: {_text(v)}' for key, v in value.items())}}}"
     if isinstance(value, (set, frozenset)):
