@@ -6,7 +6,7 @@ whose batch to look at from here.
 
 from __future__ import annotations
 
-from .contract import Alarm, Check, Finding, FindingKind, Place, SecondConfirmation, Verdict
+from .contract import Alarm, Check, Finding, Place, SecondConfirmation, Verdict
 from .kernels import Kernels
 
 _HEADLINE = {
@@ -37,8 +37,7 @@ def message(alarm: Alarm) -> str:
 
 def batches_to_look_at(alarm: Alarm) -> str:
     """Whose batch several GPUs computed to the same NaN, as a request; "" where it is nobody's."""
-    found = (f for f in alarm.findings if f.kind is FindingKind.NONFINITE and f.reproduced)
-    ranks = sorted({p.rank for f in found for p in f.involved})
+    ranks = sorted({p.rank for f in alarm.findings if f.of_data for p in f.involved})
     if not ranks:
         return ""
     whose = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}"
@@ -74,8 +73,7 @@ def _window(alarm: Alarm) -> str:
     """The suspect steps, and what passed last before them: what passed is named, for each check its own."""
     first, last = alarm.suspect_window
     steps = f"step {last}" if first == last else f"steps {first} to {last}"
-    alone = alarm.reduced_nonfinite and not alarm.nonfinite_ranks and not alarm.pairs
-    if alarm.check is Check.REDUCTION or alone:
+    if alarm.of_reduction:
         return f"{steps} alone; each step's reduction is checked by itself"
     if alarm.check is Check.WEIGHTS:
         passed, what = alarm.last_weight_check_pass, "weight check"

@@ -13,6 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ._block_graph import reached
+
 
 @contextmanager
 def put_aside(tensors: Sequence[Tensor]) -> Iterator[None]:
@@ -36,18 +38,8 @@ def put_aside(tensors: Sequence[Tensor]) -> Iterator[None]:
 def other_leaves(outputs: Iterable[Tensor], own: Sequence[Tensor]) -> list[Tensor]:
     """What a backward from `outputs` leaves gradients in beside `own`: weights of a loss function, say."""
     known = {id(t) for t in own}
-    found: dict[int, Tensor] = {}
-    waiting: list[Any] = [t.grad_fn for t in outputs if t.grad_fn is not None]
-    seen: set[Any] = set()
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, Tensor) and id(leaf) not in known:
-            found[id(leaf)] = leaf
-        waiting += [n for n, _ in node.next_functions if n is not None and n not in seen]
+    leaves = (getattr(node, "variable", None) for node in reached(t.grad_fn for t in outputs))
+    found = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor) and id(leaf) not in known}
     return list(found.values())
 
 

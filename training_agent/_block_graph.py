@@ -26,9 +26,9 @@ def used_outside(
         starts: the views that stood for its inputs.
         foreign: `id`s of leaves that are no part of the comparison (weights of other blocks as well).
     """
-    inside = _reached((node for node, _ in ends), starts)
+    inside = reached((node for node, _ in ends), starts)
     allowed = set(ends)
-    outside = _reached([*roots, *starts], inside)
+    outside = reached([*roots, *starts], inside)
     for node in outside:
         for following, number in node.next_functions:
             if following in inside and (following, number) not in allowed and not _only(following, foreign):
@@ -36,7 +36,8 @@ def used_outside(
     return ""
 
 
-def _reached(begin: Iterable[Node], stop: Collection[Node]) -> set[Node]:
+def reached(begin: Iterable[Node], stop: Collection[Node] = ()) -> set[Node]:
+    """All nodes that a backward from `begin` comes to, without `stop` and what only those lead to."""
     found: set[Node] = set()
     waiting = [node for node in begin if node is not None and node not in stop]
     while waiting:

@@ -64,7 +64,8 @@ class Examiner:
         self._comm, self._ring, self._sharding = setup.comm, ring, setup.sharding
         self._rank_map = setup.rank_map
         self._rotate = setup.schedule.partner is Partner.ROTATE
-        self._weights = {n: p for n, p in setup.module.named_parameters() if n not in setup.own}  # frozen too
+        own = setup.own
+        self._weights = {n: p for n, p in setup.module.named_parameters() if n not in own}  # frozen too
         self._device, self._settings = setup.device, Settings(surroundings)
         rebuild = setup.rebuild_batch  # without it batches are taken as they came
         self._data = rebuild and DataPath(setup.comm, setup.rank_map, setup.device, rebuild)

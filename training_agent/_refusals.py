@@ -206,6 +206,8 @@ def anomaly_mode() -> str:
 def left_to_ranks(ddp: nn.Module, module: nn.Module) -> frozenset[str]:
     """Parameters that DDP was told to ignore: nobody keeps the ranks' copies equal."""
     ignored = frozenset(getattr(ddp, "parameters_to_ignore", ()))
+    if not ignored:
+        return ignored
     return frozenset(name for name, _ in module.named_parameters() if name in ignored)
 
 

@@ -61,11 +61,11 @@ class Start:
             raise ConfigurationError(refused[0])
         schedule = setup.schedule
         audits = schedule.audit_every is not None
-        written = (self.watch.written, setup.comm.largest) if setup.sharding is None else None
+        undone = self.watch.written.undone(forward, setup.comm.largest) if setup.sharding is None else None
         with self.during(Phase.WARM_UP):
             strict, forced = schedule.deterministic_step(audits), schedule.forced
             passes = (setup.outer, setup.device, forward, backward)
-            warm_up(*passes, strict=strict, forced=forced, written=written)
+            warm_up(*passes, strict=strict, forced=forced, inside=undone)
         self.done = True  # a forward that failed, and that the loop tries again, begins once more
         if setup.comm.is_first:
             attention = {"attention": _attention.names(_attention.reproducible(_attention.allowed()))}

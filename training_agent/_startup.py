@@ -242,9 +242,8 @@ def differences(facts: Mapping[int, Mapping[str, object]]) -> list[str]:
     found = []
     origin = min(facts)
     for name, first in facts[origin].items():
-        others = [
-            r for r, f in facts.items() if name in f and f[name] != first
-        ]  # some facts are of audits only
+        # some facts are of audits only
+        others = [r for r, f in facts.items() if name in f and f[name] != first]
         if others:
             theirs = facts[others[0]][name]
             found.append(

@@ -8,7 +8,7 @@ is computed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from torch import nn
 from ._aside import other_leaves, put_aside, reducing
 from ._capture import DeviceState, kept_rng
 from ._walk import copied_buffers
-from ._written import WrittenWeights
 from .checks.replay import output_tensors
 from .determinism import deterministic, explained
 
@@ -30,14 +29,14 @@ def warm_up(
     *,
     strict: bool,
     forced: bool = False,
-    written: tuple[WrittenWeights, Callable[[list[int]], list[int]]] | None = None,
+    inside: AbstractContextManager[None] | None = None,
 ) -> None:
     """Run a forward and backward and discard it: RNG, buffers, gradients and weights are put back.
 
     DDP lays its buckets out anew after the first backward, so a resumed run would sum its first step in
     another order than the run it continues. With `strict`, an operator without a deterministic kernel shows
-    here, before the first update; `forced`: every step is to run those. `written` learns which weights the
-    forward writes, on any rank: see `WrittenWeights.undone`.
+    here, before the first update; `forced`: every step is to run those. `inside`: a block that the
+    passes run in, such as one that puts weights back.
 
     Raises:
         ConfigurationError: an operator has no deterministic kernel.
@@ -53,7 +52,7 @@ def warm_up(
             kept_rng(device),
             explained(strict, forced=forced),
             deterministic(strict, attention=forced),
-            nullcontext() if written is None else written[0].undone(forward, written[1]),
+            inside or nullcontext(),
         ):
             for _ in range(passes):
                 output = forward()

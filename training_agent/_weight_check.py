@@ -110,7 +110,8 @@ class WeightCheck:
     def _kept(self) -> dict[str, Tensor]:
         setup = self.setup
         masters = still_held(self.masters, setup.optimizers)
-        shared = {n: p for n, p in setup.module.named_parameters() if n not in setup.own}
+        own = setup.own
+        shared = {n: p for n, p in setup.module.named_parameters() if n not in own}
         owners: dict[str, Tensor] = {**shared, **masters}
         found = {**masters, **state_tensors(setup.optimizers, owners)}
         return {name: tensor for name, tensor in found.items() if name not in self._own}

@@ -95,9 +95,7 @@ def covers(entry: QuarantineEntry, place: Place) -> bool:
 
 
 def _suspects(finding: Finding) -> tuple[tuple[str | None, str | None], ...]:
-    if finding.kind is FindingKind.SOFTWARE:
-        return ()
-    if finding.kind is FindingKind.NONFINITE and finding.reproduced:
+    if finding.no_gpu:
         return ()
     if finding.rank is not None:
         place = finding.place

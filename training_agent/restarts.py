@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ._alarm_text import batches_to_look_at
 from .checkpoint import CheckpointStore
-from .contract import Alarm, Finding, FindingKind, ResumePoint
+from .contract import Alarm, ResumePoint
 from .errors import AgentError
 from .log_line import utc_now
 from .shared_files import write_atomic
@@ -114,21 +114,14 @@ def _elsewhere(one: Alarm, other: Alarm) -> bool:
 
 def _suspects(alarm: Alarm) -> frozenset[str]:
     """Names of where it may be hardware; those whose batch it was, or who agree with others, are none."""
-    found = [f for f in alarm.findings if not _no_gpu(f)]
+    found = [f for f in alarm.findings if not f.no_gpu]
     places = [p for f in found for p in (*f.involved, *((f.place,) if f.place else ()))]
     return frozenset(name for p in places for name in (p.node, p.instance_id, p.gpu_uuid) if name)
 
 
 def _everywhere(alarm: Alarm) -> bool:
     """By its own evidence it is no single GPU, whoever was involved."""
-    return bool(alarm.findings) and all(map(_no_gpu, alarm.findings))
-
-
-def _no_gpu(finding: Finding) -> bool:
-    """Peers reproduced it, or whole camps disagree."""
-    return finding.kind is FindingKind.SOFTWARE or bool(
-        finding.kind is FindingKind.NONFINITE and finding.reproduced
-    )
+    return bool(alarm.findings) and all(f.no_gpu for f in alarm.findings)
 
 
 def _older(resumed_from: ResumePoint | None) -> ResumePoint | None:

@@ -70,6 +70,16 @@ class Finding:
     involved: tuple[Place, ...] = ()  # when nobody is named: the places that took part
     evidence: str = ""  # one sentence for people: what was compared, how often it differed
 
+    @property
+    def of_data(self) -> bool:
+        """Whether healthy peers got the same NaN or Inf from the same batch."""
+        return self.kind is FindingKind.NONFINITE and bool(self.reproduced)
+
+    @property
+    def no_gpu(self) -> bool:
+        """Whether its own evidence says that it is no single GPU: data, or whole camps that disagree."""
+        return self.kind is FindingKind.SOFTWARE or self.of_data
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -157,3 +167,9 @@ class Alarm:
     def named_ranks(self) -> tuple[int, ...]:
         """Ranks that some finding names, sorted, each once."""
         return tuple(sorted({f.rank for f in self.findings if f.rank is not None}))
+
+    @property
+    def of_reduction(self) -> bool:
+        """Whether it speaks of one step's reduction alone, which each step checks by itself."""
+        alone = self.reduced_nonfinite and not self.nonfinite_ranks and not self.pairs
+        return self.check is Check.REDUCTION or alone

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...contract import Alarm, Check, FindingKind, Place
+from ...contract import Alarm, Check, Place
 from ..screen import duration
 
 SHOWN_PLACES = 8
@@ -44,7 +44,7 @@ def window(alarm: Alarm, step_seconds: float | None = None) -> str:
             "the same batch. It is data or numerics, and says nothing against the updates before it"
         )
     after_update = alarm.check is Check.WEIGHTS and not alarm.pairs  # otherwise its step was not applied
-    applied = 0 if _of_reduction(alarm) else last - first + int(after_update)
+    applied = 0 if alarm.of_reduction else last - first + int(after_update)
     if not applied:
         return f"{steps}: its update was not applied, so none was poisoned"
     lost = "" if step_seconds is None else f", about {duration(applied * step_seconds)} of training"
@@ -57,13 +57,7 @@ def of_audits(alarms: Sequence[Alarm]) -> int:
 
 
 def _reproduced(alarm: Alarm) -> bool:
-    kinds = [(f.kind is FindingKind.NONFINITE and f.reproduced is True) for f in alarm.findings]
-    return bool(kinds) and all(kinds) and not alarm.named_ranks
-
-
-def _of_reduction(alarm: Alarm) -> bool:
-    alone = alarm.reduced_nonfinite and not alarm.nonfinite_ranks and not alarm.pairs
-    return alarm.check is Check.REDUCTION or alone
+    return bool(alarm.findings) and all(f.of_data for f in alarm.findings) and not alarm.named_ranks
 
 
 def _once(places: Sequence[Place]) -> list[Place]:
