@@ -10,10 +10,13 @@ from tests.distributed.conftest import launch
 
 
 def test_a_launch_that_hangs_fails_with_the_ranks_and_their_last_words() -> None:
-    with pytest.raises(pytest.fail.Exception) as failed:
-        launch("tests.distributed.hanging_job", 2, timeout=3)
-    text = str(failed.value)
-    assert text.startswith("tests.distributed.hanging_job: ranks [1] had not ended after 3 s")
+    for seconds in (2, 8, 32, 128):  # rank 0 ends by itself, as late as a busy machine lets it
+        with pytest.raises(pytest.fail.Exception) as failed:
+            launch("tests.distributed.hanging_job", 2, timeout=seconds)
+        text = str(failed.value)
+        if "ranks [1] had" in text:
+            break
+    assert text.startswith(f"tests.distributed.hanging_job: ranks [1] had not ended after {seconds} s")
     assert "rank 1, last output --\nI hang" in text
 
 
