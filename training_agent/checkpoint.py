@@ -37,8 +37,10 @@ class CheckpointStore:
     """
 
     def __init__(self, folder: Path, world_size: int, keep_last: int | None = None) -> None:
-        if keep_last is not None and keep_last < 1:
-            raise ValueError(f"keep_last={keep_last}: keep at least one checkpoint, or None for all")
+        if keep_last is not None and not (type(keep_last) is int and keep_last >= 1):
+            raise ValueError(
+                f"keep_last={keep_last!r}: a whole number, at least one checkpoint, or None for all"
+            )
         self.folder = Path(folder)
         self.world_size = world_size
         self.keep_last = keep_last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,9 +65,10 @@ def test_partial_ones_are_listed_and_kept(tmp_path: Path) -> None:
     assert [(c.step, c.complete) for c in store.list()] == [(5, False), (20, True), (30, True)]
 
 
-def test_keep_last_must_keep_something(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        CheckpointStore(tmp_path, 2, keep_last=0)
+@pytest.mark.parametrize("keep", [0, -1, "3", 2.5, True])
+def test_keep_last_is_a_number_that_keeps_something(tmp_path: Path, keep: Any) -> None:
+    with pytest.raises(ValueError, match=f"keep_last={keep!r}: .* at least one"):
+        CheckpointStore(tmp_path, 2, keep_last=keep)
 
 
 @given(
