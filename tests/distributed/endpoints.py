@@ -11,6 +11,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.patience import PATIENCE_S
+
 SLOW_S = 3.0
 KINDS = ("well", "slow", "hole", "5xx", "throttled", "partial", "expired")
 
@@ -35,7 +37,7 @@ class TroubledAws:
         self.over.set()
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(5)
+        self._thread.join(PATIENCE_S)
 
     def environment(self, kind: str) -> dict[str, str]:
         """Variables of a job whose AWS is in this kind of trouble."""
@@ -63,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         putting = "PutEvents" in self.headers.get("X-Amz-Target", "")
         if kind == "hole":
-            aws.over.wait(60)
+            aws.over.wait(PATIENCE_S)
             return None
         if kind == "slow":
             time.sleep(SLOW_S - 0.5 if putting else 0.1)  # the client's patience is 3 s

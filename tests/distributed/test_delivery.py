@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 from tests.distributed.conftest import launch
 from tests.distributed.endpoints import TroubledAws
+from tests.patience import PATIENCE_S, eventually
 from tests.ranks import ROOT
 from training_agent.contract import Alarm, ExitCode, decode, delivery_key
 from training_agent.spool import Spool
@@ -91,7 +91,7 @@ def test_a7_a_publisher_of_three_seconds_under_torchrun_loses_no_alarm(
     aws: TroubledAws, tmp_path: Path
 ) -> None:
     with torchrun(aws, "slow", tmp_path, "5") as job:
-        out, _ = job.communicate(timeout=120)
+        out, _ = job.communicate(timeout=PATIENCE_S)
     assert job.returncode == ExitCode.ALARM, out
     sent = alarms(aws, "slow")
     assert sent and {delivery_key(a) for a in sent} == {delivery_key(sent[0])}  # two ranks, one key
@@ -106,18 +106,16 @@ def test_a7_what_sigkill_kept_from_leaving_is_sent_by_the_next_start_under_the_s
 ) -> None:
     spool = Spool(tmp_path / "hole" / "spool")
     with torchrun(aws, "hole", tmp_path, "5") as job:
-        deadline = time.monotonic() + 120
-        while not spool.alarms():
-            assert time.monotonic() < deadline and job.poll() is None, "no alarm was spooled"
-            time.sleep(0.02)
+        eventually(lambda: bool(spool.alarms()) or job.poll() is not None)
+        assert spool.alarms(), "no alarm was spooled"
         for worker in (tmp_path / "hole").glob("pid-*"):
             os.kill(int(worker.read_text()), signal.SIGKILL)
         os.killpg(job.pid, signal.SIGKILL)
-        job.communicate(timeout=60)
+        job.communicate(timeout=PATIENCE_S)
     (kept,) = spool.unsent()
     (tmp_path / "hole").rename(tmp_path / "well")
     with torchrun(aws, "well", tmp_path, attempt=2) as job:
-        out, _ = job.communicate(timeout=120)
+        out, _ = job.communicate(timeout=PATIENCE_S)
     assert job.returncode == 0, out
     sent = alarms(aws, "well")
     assert {delivery_key(a) for a in sent} == {delivery_key(kept)} and sent[0] == kept

@@ -27,6 +27,7 @@ from emulator import moto_patches
 from lambdas import handlers, wiring
 from lambdas.adapters import aws
 from lambdas.adapters.stepfunctions import StateMachine, TaskCallback
+from tests.patience import PATIENCE_S
 from tests.unit.lambdas.conftest import clients as clients  # the fixture
 from tests.unit.lambdas.drive import CONTEXT
 from training_agent.contract import Check
@@ -39,7 +40,6 @@ from .threads import unshared
 
 RecordProperty = Callable[[str, object], None]
 EXECUTIONS = 300
-PATIENCE_S = 60.0  # real, for one execution on a busy machine
 POLLING = frozenset({"confirm", "replace", "verify", "resume"})
 TICK = timedelta(minutes=10)
 LONG_CASES = frozenset({"V2 stuck", "V2 never started"})  # walked once with each answer

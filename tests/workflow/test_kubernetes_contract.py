@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +19,7 @@ import urllib3
 
 from emulator.cloud import LocalCloud
 from emulator.kubernetes import Change, KubernetesState
+from tests.patience import eventually
 
 
 class Operator(Protocol):
@@ -92,13 +92,6 @@ class PythonClient:
     def node(self, node: str) -> dict[str, Any]:
         answer: dict[str, Any] = self._api.api_client.sanitize_for_serialization(self._api.read_node(node))
         return answer
-
-
-def eventually(condition: Callable[[], bool], timeout: float = 10.0) -> None:
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, "did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from emulator.hyperpod import DEEP_CHECK_LABEL, HEALTH_LABEL, HyperPod
 from emulator.hyperpod_api import ShapeError, check_shape
 from emulator.kubernetes import KubernetesState
 from emulator.timers import Timers
+from tests.patience import eventually
 from training_agent.contract import instance_id_of
 
 Call = Callable[..., dict[str, Any]]
@@ -56,13 +57,6 @@ def call(cluster: HyperPod) -> Iterator[Call]:
 
 def kubernetes_of(cluster: HyperPod) -> KubernetesState:
     return cluster._kubernetes
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_ids_are_hyperpods_and_follow_from_the_seed(cluster: HyperPod) -> None:

@@ -11,6 +11,7 @@ import pytest
 from emulator.kubernetes import Change, KubernetesState, NotFoundError
 from emulator.kubernetes_patch import PatchError, json_patch, merge_patch, selected, strategic_merge_patch
 from emulator.timers import Timers
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def test_a_successor_of_the_same_name_survives_the_end_of_its_predecessor(state:
     successor = state.create_pod("p")
     gone = threading.Event()
     state._timers.after(60, gone.set)  # after the grace period of the first
-    assert gone.wait(5)
+    assert gone.wait(PATIENCE_S)
     assert state.get("Pod", ("default", "p"))["metadata"]["uid"] == successor["metadata"]["uid"]
 
 
@@ -138,7 +139,7 @@ def test_changes_arrive_in_order_and_a_failing_watcher_stops_nobody(
     state.create_pod("p")
     state.bind_pod("p", "n1")
     state.terminate_pod("p")
-    assert done.wait(5)
+    assert done.wait(PATIENCE_S)
     assert seen == [("ADDED", "p"), ("MODIFIED", "p"), ("MODIFIED", "p"), ("DELETED", "p")]
     assert "a watcher of the fake Kubernetes failed" in caplog.text
 

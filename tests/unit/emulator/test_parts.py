@@ -21,6 +21,7 @@ from emulator.moto_patches import SUPPORTED, MotoVersionError, require_version
 from emulator.names import function_name_of
 from emulator.plan import Route
 from emulator.timers import Timers
+from tests.patience import PATIENCE_S
 
 SECRET = "the-secret"
 
@@ -76,7 +77,7 @@ def test_the_mailbox_waits_and_says_what_came_instead() -> None:
         box.wait_for(timeout=0.01)
     threading.Timer(0.05, box.deliver, ("a@b.c", "second", "body", "arn", {})).start()
     box.deliver("a@b.c", "first", "body", "arn", {})
-    assert box.wait_for(lambda m: m.subject == "second", timeout=5).body == "body"
+    assert box.wait_for(lambda m: m.subject == "second", timeout=PATIENCE_S).body == "body"
     with pytest.raises(TimeoutError, match="'first', 'second'"):
         box.wait_for(lambda m: m.subject == "third", timeout=0.01)
     assert [m.subject for m in box] == ["first", "second"]
@@ -133,7 +134,7 @@ def test_timers_run_in_order_of_their_time_and_survive_a_failure(caplog: pytest.
     timers.after(100, last)
     timers.after(10, lambda: seen.append("early"))
     timers.after(20, lambda: 1 // 0)  # type: ignore[arg-type,return-value]
-    assert done.wait(5)
+    assert done.wait(PATIENCE_S)
     timers.close()
     assert seen == ["early", "late"]
     assert "ZeroDivisionError" in caplog.text

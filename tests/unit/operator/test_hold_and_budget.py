@@ -18,9 +18,10 @@ import pytest
 
 from emulator.restart_budget import RestartBudget
 from emulator.training_operator import JobSpec, TrainingOperator
+from tests.patience import PATIENCE_S, eventually
 from training_agent.contract import Env, instance_subject, job_subject
 
-from .cluster import Cluster, eventually, job
+from .cluster import Cluster, job
 from .held_worker import KEY, TABLE_FILE
 
 pytestmark = pytest.mark.enable_socket  # the operator looks for a free port
@@ -73,7 +74,7 @@ def all_hold(spec: JobSpec) -> bool:
 
 
 def wait_four_hours_on_hold(operator: TrainingOperator) -> None:
-    eventually(lambda: all_hold(operator.job), 30)
+    eventually(lambda: all_hold(operator.job))
     time.sleep(4 * HOUR_S)
     assert not operator.done
     assert len(operator.attempts) == 2  # the alarm's restart, and none since
@@ -85,7 +86,7 @@ def test_a_release_four_hours_later_ends_in_a_finished_job_after_one_restart(tmp
     with TrainingOperator(Cluster(GOOD, BAD), spec) as operator:
         wait_four_hours_on_hold(operator)
         put_rows(spec, job_subject(spec.uid), "released")
-        assert operator.wait(30)
+        assert operator.wait(PATIENCE_S)
     assert operator.failure is None
     assert (operator.restarts.processes, operator.restarts.jobs) == (1, 0)
     for rank in finished(spec):
@@ -97,12 +98,12 @@ def test_a_replacement_four_hours_later_ends_in_a_finished_job_after_two_restart
     cluster, spec = Cluster(GOOD, BAD), hit_job(tmp_path, "hold", "1")
     put_rows(spec, instance_subject(BAD.removeprefix("hyperpod-")), "held")
     with TrainingOperator(cluster, spec) as operator:
-        eventually(lambda: len(operator.attempts) == 2, 30)
+        eventually(lambda: len(operator.attempts) == 2)
         cluster.cordon(BAD)  # the pod stays: a disruption budget refuses its eviction, say
         wait_four_hours_on_hold(operator)
         cluster.remove_node(BAD)  # and its pod
         cluster.add(NEW)
-        assert operator.wait(30)
+        assert operator.wait(PATIENCE_S)
     assert operator.failure is None
     assert (operator.restarts.processes, operator.restarts.jobs) == (2, 0)
     assert [rank["node"] for rank in finished(spec)] == [GOOD, NEW]
@@ -112,7 +113,7 @@ def test_refusing_instead_of_holding_fails_the_job_before_anybody_can_approve(tm
     spec = replace(hit_job(tmp_path, "refuse", "job"), nodes=1)
     put_rows(spec, job_subject(spec.uid), "held")
     with TrainingOperator(Cluster(GOOD), spec) as operator:
-        assert operator.wait(60)  # real seconds: these starts wait for nothing
+        assert operator.wait(PATIENCE_S)
     assert operator.failure is not None
     assert "the restart budget is spent" in operator.failure
     assert (operator.restarts.processes, operator.restarts.jobs) == (6, 1)

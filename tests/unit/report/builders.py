@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE_S
 from training_agent.contract import (
     Alarm,
     Check,
@@ -93,14 +94,6 @@ def settings_of(shared: Path | None, rank: int = 0, **changes: Any) -> AgentSett
     return AgentSettings(**{**values, **changes})
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for another thread, at most 10 s."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 class FakeAws:
     """boto3-like clients that remember their calls; `factory` is what the agent takes for boto3.
 
@@ -117,6 +110,7 @@ class FakeAws:
         self.refuse: Callable[[int, int], bool] = lambda call, index: False  # (call, index) -> refused
         self.slow_s = 0.0
         self.broken: Exception | None = None
+        self.let_through = 0
         self.gate = threading.Event()
         self.gate.set()
 
@@ -151,7 +145,8 @@ class FakeAws:
         return {} if row is None else {"Item": {k: {"S": v} for k, v in {"subject": subject, **row}.items()}}
 
     def _trouble(self) -> None:
-        self.gate.wait(30)
+        self.gate.wait(PATIENCE_S)
+        self.let_through += 1
         time.sleep(self.slow_s)
         if self.broken is not None:
             raise self.broken

@@ -7,6 +7,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.patience import PATIENCE_S
+
 
 class Collector:
     """Listens until the `with` block ends."""
@@ -32,7 +34,7 @@ class Collector:
         self.open.set()
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(5)
+        self._thread.join(PATIENCE_S)
 
     def values(self, name: str) -> list[float]:
         """What came in under a metric's name, oldest first."""
@@ -54,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         collector: Collector = self.server.collector  # type: ignore[attr-defined]
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        collector.open.wait(30)
+        collector.open.wait(PATIENCE_S)
         if collector.status == 200:
             assert self.headers["Content-Type"] == "application/json"
             collector.paths.append(self.path)

@@ -6,6 +6,7 @@ import threading
 from datetime import timedelta
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
 from training_agent.errors import AgentError
 from training_agent.hold import HoldResult, hold_while_quarantined
 from training_agent.settings import Worker
@@ -36,7 +37,7 @@ class Start:
 
     def finish(self) -> dict[int, HoldResult | AgentError]:
         for thread in self._threads:
-            thread.join(30)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
         return self.results
 

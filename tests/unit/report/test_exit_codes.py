@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from training_agent.errors import ConfigurationError
 from training_agent.run import main, most_significant
 from training_agent.settings import AgentSettings
@@ -188,9 +188,7 @@ def test_a_signal_reaches_the_launcher(tmp_path: Path, number: signal.Signals) -
     )
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
-    began = time.monotonic()
     child.send_signal(number)
-    output, _ = child.communicate(timeout=30)
+    output, _ = child.communicate(timeout=PATIENCE_S)
     assert output == f"got {int(number)}\n"
     assert child.returncode == 9
-    assert time.monotonic() - began < 20

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S, eventually
 from training_agent.contract import to_plain
 from training_agent.errors import ConfigurationError, RefusedNodeError
 from training_agent.hold import HoldResult, hold_while_quarantined
@@ -20,7 +21,7 @@ from training_agent.quarantine import add_to_record, entries_of
 from training_agent.settings import Worker
 from training_agent.spool import Spool
 
-from .builders import JOB, ROOT, FakeAws, a_finding, a_place, an_alarm, eventually, instance, settings_of
+from .builders import JOB, ROOT, FakeAws, a_finding, a_place, an_alarm, instance, settings_of
 from .starts import Start
 
 KEY = entries_of(an_alarm(a_finding(1)))[0].delivery_key
@@ -307,7 +308,7 @@ def held_process(shared: Path, **more: str) -> subprocess.Popen[str]:
 
 
 def test_the_hold_imports_neither_torch_nor_boto3(tmp_path: Path) -> None:
-    output, _ = held_process(tmp_path).communicate(timeout=60)
+    output, _ = held_process(tmp_path).communicate(timeout=PATIENCE_S)
     assert output.strip() == "[]"
 
 
@@ -317,7 +318,7 @@ def test_sigterm_ends_a_hold_at_once(tmp_path: Path) -> None:
     assert child.stdout is not None
     assert json.loads(child.stdout.readline())["sdc"] == "holding"
     child.terminate()
-    child.communicate(timeout=5)
+    child.communicate(timeout=PATIENCE_S)
     assert child.returncode == -signal.SIGTERM
 
 
@@ -325,7 +326,7 @@ def test_a_refused_start_ends_the_process_with_code_5(tmp_path: Path) -> None:
     accuse(tmp_path, 1)
     codes = tmp_path / "codes"
     child = held_process(tmp_path, SDC_HOLD_TIMEOUT_SECONDS="1", SDC_EXIT_CODE_DIR=str(codes))
-    _, errors = child.communicate(timeout=60)
+    _, errors = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 5
     assert "RefusedNodeError" in errors
     assert [p.read_text() for p in codes.iterdir()] == ["5"]

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from training_agent.log_line import _Writer, log_line
 
 from .builders import ROOT
@@ -23,7 +24,7 @@ class Slow:
 
     def write(self, line: str) -> None:
         self.writing.set()
-        self.go_on.wait(10)
+        self.go_on.wait(PATIENCE_S)
         self.lines.append(line)
 
     def flush(self) -> None:
@@ -38,18 +39,18 @@ def test_the_end_waits_for_the_line_in_progress_and_lets_no_other_begin(
     monkeypatch.setattr(sys, "stdout", out)
     threads = [threading.Thread(target=writer.write, args=(name,)) for name in ("first", "second")]
     threads[0].start()
-    assert out.writing.wait(10)
+    assert out.writing.wait(PATIENCE_S)
     threads[1].start()  # waits for the first one
     end = threading.Thread(target=writer.end)
     end.start()
     end.join(0.2)
     assert end.is_alive() and out.lines == []
     out.go_on.set()
-    end.join(10)
+    end.join(PATIENCE_S)
     writer.write("third")
     assert out.lines == ["first"] and not end.is_alive()
     writer._lock.release()
-    threads[1].join(10)
+    threads[1].join(PATIENCE_S)
     assert out.lines == ["first"]
 
 

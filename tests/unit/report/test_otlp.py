@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S, eventually
 from training_agent.contract import Alarm, Metric, decode
 from training_agent.errors import ConfigurationError
 from training_agent.report import StepChecks, job_reporter, otlp
@@ -16,7 +17,7 @@ from training_agent.report import job as job_module
 from training_agent.settings import AgentSettings
 from training_agent.spool import Spool
 
-from .builders import FakeAws, an_alarm, eventually, settings_of
+from .builders import FakeAws, an_alarm, settings_of
 from .collector import Collector
 
 pytestmark = pytest.mark.enable_socket
@@ -109,7 +110,7 @@ def test_a_collector_in_trouble_is_one_warning_and_costs_the_alarm_nothing(
     assert Spool(tmp_path / "spool").unsent() == ()
     thread = reporter._beside._thread
     assert thread is not None
-    thread.join(10)  # it warns of its last try before another test begins
+    thread.join(PATIENCE_S)  # it warns of its last try before another test begins
     warnings = capsys.readouterr().out.count("the OpenTelemetry collector cannot be told")
     assert warnings == (0 if trouble == "no JSON" else 1)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S, eventually
 from training_agent import _alarm
 from training_agent._patience import within
 from training_agent.contract import Alarm, decode
@@ -26,7 +26,7 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     real = Spool.put
 
     def put(self: Spool, alarm: Alarm) -> str:
-        back.wait(30)
+        back.wait(PATIENCE_S)
         return real(self, alarm)
 
     monkeypatch.setattr(Spool, "put", put)
@@ -49,10 +49,7 @@ def test_a_folder_that_comes_back_still_gets_the_alarm(hung: threading.Event, tm
     job_reporter(settings_of(tmp_path, event_bus=None), 0).alarm(an_alarm())
     assert Spool(tmp_path / "spool").alarms() == ()
     hung.set()
-    deadline = time.monotonic() + 10
-    while not Spool(tmp_path / "spool").alarms():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: Spool(tmp_path / "spool").alarms() != ())
 
 
 def test_checkpoints_that_cannot_be_searched_cost_the_alarm_its_resume_point_only(
@@ -64,7 +61,7 @@ def test_checkpoints_that_cannot_be_searched_cost_the_alarm_its_resume_point_onl
         folder = Path("/shared")
 
         def mark_doubtful(self, first_step: int) -> tuple[Path, ...]:
-            over.wait(30)
+            over.wait(PATIENCE_S)
             return ()
 
         def newest(self, before: int | None = None) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S, eventually
 from training_agent.contract import MAX_DETAIL_BYTES, Contest, DetailType, Vote, decode, delivery_key
 from training_agent.contract.alarm import Alarm
 from training_agent.report import publisher as module
@@ -15,7 +16,7 @@ from training_agent.report.metrics import MetricState
 from training_agent.report.publisher import Publisher
 from training_agent.spool import name_of
 
-from .builders import FakeAws, a_finding, an_alarm, eventually
+from .builders import FakeAws, a_finding, an_alarm
 
 
 def alarms(count: int) -> list[Event]:
@@ -175,7 +176,7 @@ def test_a_closed_publisher_ends_its_thread() -> None:
     publisher.offer(alarms(1)[0])
     publisher.close(10)
     assert publisher._thread is not None
-    publisher._thread.join(10)
+    publisher._thread.join(PATIENCE_S)
     assert not publisher._thread.is_alive()
 
 
@@ -201,5 +202,5 @@ def test_a_closed_publisher_ends_although_every_call_takes_longer_than_the_inter
     eventually(lambda: bool(aws.metrics))
     publisher.close(10)
     assert publisher._thread is not None
-    publisher._thread.join(10)
+    publisher._thread.join(PATIENCE_S)
     assert not publisher._thread.is_alive()
