@@ -78,7 +78,7 @@ def _no_memory(*_: Any) -> Any:
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     for mode in MODES:
         try:
             begin(mode)

@@ -60,7 +60,7 @@ def main(mode: str, one: int) -> None:
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     model = Model()
     ddp = DistributedDataParallel(model)
     deferred = mode.startswith("deferred")

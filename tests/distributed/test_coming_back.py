@@ -8,7 +8,7 @@ from tests.distributed.conftest import launch
 
 
 def test_ranks_save_together_and_node_local_folders_are_refused(tmp_path: Path) -> None:
-    ended = launch("tests.distributed.coming_back_job", 2, str(tmp_path), timeout=120)
+    ended = launch("tests.distributed.coming_back_job", 2, str(tmp_path))
     for rank, (code, out) in enumerate(ended):
         assert code == 0, out
         assert f"loaded [0.0, 1.0, 2.0, 3.0] [{float(rank)}, {float(rank)}]" in out

@@ -16,7 +16,7 @@ JOB = "tests.distributed.small_job"
 def run(
     mode: str, ranks: int = 3, one: int = 1, stopped: int | None = None, **env: str
 ) -> tuple[list[int], list[str]]:
-    ended = launch(JOB, ranks, mode, str(one), timeout=90, stopped=stopped, **env)
+    ended = launch(JOB, ranks, mode, str(one), stopped=stopped, **env)
     return [code for code, _ in ended], [out for _, out in ended]
 
 

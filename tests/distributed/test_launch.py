@@ -37,7 +37,7 @@ FRESH = {"PYTHONWARNINGS": "error"}  # a variable that an interpreter reads when
 def test_a_rank_ends_as_its_own_interpreter_would(
     how: str, code: int, last: str, env: dict[str, str]
 ) -> None:
-    ended = launch("tests.distributed.ends_job", 2, how, timeout=60, SAID="something", **env)
+    ended = launch("tests.distributed.ends_job", 2, how, SAID="something", **env)
     assert [c for c, _ in ended] == [code, code]
     lines = [out.splitlines() for _, out in ended]
     for rank, text in enumerate(lines):

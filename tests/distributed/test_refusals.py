@@ -25,7 +25,7 @@ SAYS = {
 
 @pytest.fixture(scope="module")
 def ended() -> list[tuple[int, str]]:
-    return launch("tests.distributed.refusals_job", 3, timeout=120, NODE_NAME="")
+    return launch("tests.distributed.refusals_job", 3, NODE_NAME="")
 
 
 @pytest.mark.parametrize("mode", [m for m in MODES if m != UNCAUGHT])

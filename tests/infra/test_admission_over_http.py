@@ -36,6 +36,7 @@ from tests.infra.patches import (
     documents,
     node,
 )
+from tests.patience import PATIENCE_S
 
 CLUSTER, NODE, POD = "demo-eks", "hyperpod-i-0123456789abcdef0", "llama-0"
 KEYS = {CORDONERS: "AKIACORDONER", LABEL_REPLACERS: "AKIALABELLER", READERS: "AKIAREADER"}
@@ -210,7 +211,7 @@ class Kubectl:
     def __call__(self, *arguments: str) -> tuple[int, str]:
         done = subprocess.run(
             ["kubectl", "--kubeconfig", self._config, *arguments],
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
         return done.returncode, done.stdout + done.stderr
 

@@ -24,6 +24,7 @@ from emulator.cloud import LocalCloud
 from emulator.mailbox import Mail
 from emulator.names import GPU_UUIDS_ANNOTATION
 from emulator.stack import Stack
+from tests.patience import PATIENCE_S
 from training_agent.contract import (
     EVENT_SOURCE,
     Alarm,
@@ -76,7 +77,7 @@ def fetch(method: str, url: str, form: dict[str, str] | None = None, **headers: 
     headers = {"Origin": f"{parts.scheme}://{parts.netloc}", "Sec-Fetch-Site": "same-origin"} | headers
     request = urllib.request.Request(url, data=data, method=method, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return Page(answer.status, dict(answer.headers), answer.read().decode())
     except urllib.error.HTTPError as e:
         with e:

@@ -19,7 +19,7 @@ import urllib3
 
 from emulator.cloud import LocalCloud
 from emulator.kubernetes import Change, KubernetesState
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 
 class Operator(Protocol):
@@ -41,7 +41,7 @@ class Kubectl:
     def run(self, *arguments: str) -> str:
         done = subprocess.run(
             ["kubectl", "--kubeconfig", str(self._kubeconfig), *arguments],
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout

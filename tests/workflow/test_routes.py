@@ -19,6 +19,7 @@ from botocore.credentials import Credentials
 from emulator.cloud import LocalCloud
 from emulator.http_front import MAX_BODY
 from emulator.names import ACCESS_KEY, REGION, SECRET_KEY
+from tests.patience import PATIENCE_S
 from tests.workflow.scenario import Scenario
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -54,7 +55,9 @@ def send(
     headers: Mapping[str, str] | None = None,
 ) -> tuple[int, dict[str, str], bytes]:
     """One request, without a client that follows, decodes or corrects."""
-    connection = http.client.HTTPConnection(urllib.parse.urlsplit(cloud.review_url).netloc, timeout=30)
+    connection = http.client.HTTPConnection(
+        urllib.parse.urlsplit(cloud.review_url).netloc, timeout=PATIENCE_S
+    )
     try:
         connection.request(method, path, body, dict(headers or {}))
         answer = connection.getresponse()

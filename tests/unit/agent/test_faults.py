@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from tests.patience import PATIENCE_S
 from training_agent._phase import Phase
 from training_agent.errors import ConfigurationError
 from training_agent.faults import Fault, FaultPlan, Injector, StrikeRecord, strike_records
@@ -291,6 +292,6 @@ def test_importing_these_modules_needs_no_torch() -> None:
     lines = [f"import training_agent.{name}" for name in PURE.split()]
     code = "; ".join([*lines, "import json, sys", "print(json.dumps('torch' in sys.modules))"])
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     assert json.loads(done.stdout) is False

@@ -35,7 +35,7 @@ def worker(error: str, **environment: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
 
 
@@ -74,7 +74,7 @@ raise ConfigurationError("audit_every is 0: set 1 or more")
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert child.returncode == 4
     assert "audit_every is 0: set 1 or more" in child.stderr
@@ -88,7 +88,7 @@ def test_settings_that_are_refused_end_the_process_with_code_4() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert child.returncode == 4
     assert "Set NODE_NAME" in child.stderr

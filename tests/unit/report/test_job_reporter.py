@@ -230,7 +230,9 @@ sys.exit(3)
 
 
 def test_a7_an_alarm_survives_an_exit_right_after_it(tmp_path: Path) -> None:
-    child = subprocess.run([sys.executable, "-c", LEAVING, str(tmp_path)], cwd=ROOT, check=False, timeout=60)
+    child = subprocess.run(
+        [sys.executable, "-c", LEAVING, str(tmp_path)], cwd=ROOT, check=False, timeout=PATIENCE_S
+    )
     assert child.returncode == 3
     assert decode(Alarm, (tmp_path / "delivered").read_bytes()) == an_alarm()
     assert Spool(tmp_path / "spool").unsent() == ()
@@ -295,7 +297,7 @@ def test_a8_an_endpoint_that_never_answers_delays_nothing(tmp_path: Path, black_
         capture_output=True,
         text=True,
         check=True,
-        timeout=90,
+        timeout=PATIENCE_S,
     )
     lines = child.stdout.splitlines()
     training_s, alarm_s = [float(x) for x in lines if not x.startswith("{")]

@@ -75,5 +75,7 @@ def test_a_forked_child_logs_although_another_thread_held_the_lock() -> None:
         "    os._exit(0)\n"
         "os._exit(os.waitpid(pid, 0)[1])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=20, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=PATIENCE_S, check=True
+    )
     assert json.loads(done.stdout)["child"] is True

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from training_agent.contract import ExitCode
 from training_agent.report import job_reporter
 from training_agent.warn_once import warn_once
@@ -72,7 +73,7 @@ def test_sigterm_waits_for_the_alarm_and_leaves_its_code(tmp_path: Path) -> None
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "made safe\n"), done.stderr
     assert [p.read_text() for p in tmp_path.iterdir()] == [str(int(ExitCode.ALARM))]
