@@ -117,7 +117,7 @@ class Courier:
         if load.nbytes > letter.numel() - _HEAD:
             return 0
         payload = load.into(letter[_HEAD:]).payload_bytes
-        letter[:16].view(torch.int64).copy_(torch.tensor([load.nbytes, payload]))
+        letter[:16].view(torch.int64).copy_(torch.tensor([load.nbytes, payload], device="cpu"))
         return load.nbytes
 
     def _read(self, letter: Tensor) -> Parcel | None:

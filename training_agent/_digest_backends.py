@@ -21,7 +21,7 @@ _chosen: dict[str, Backend] = {}  # by device type
 def table(tensors: Sequence[Tensor], split_words: int) -> Tensor:
     """Digest each tensor into a row on the first one's device."""
     if not tensors:
-        return torch.zeros(0, WORDS, dtype=torch.int64)
+        return torch.zeros(0, WORDS, dtype=torch.int64, device="cpu")
     home = tensors[0].device
     devices = dict.fromkeys(t.device for t in tensors)
     if len(devices) == 1:

@@ -60,7 +60,7 @@ def table(tensors: Sequence[Tensor], split_words: int = SPLIT_WORDS, *, width: i
 def _call(lib: ctypes.CDLL, tensors: Sequence[Tensor], split_words: int, width: int) -> Tensor:
     plain = [_plain(t) for t in tensors]  # keeps copies of non-contiguous ones alive during the call
     count = len(plain)
-    out = torch.empty(count, WORDS, dtype=torch.int64)
+    out = torch.empty(count, WORDS, dtype=torch.int64, device="cpu")
     words = ctypes.c_uint64 * count
     lib.training_agent_digest(
         words(*[t.data_ptr() for t in plain]),

@@ -53,9 +53,8 @@ def bytes_of(tensor: Tensor) -> Tensor:
 def joined(table: Tensor, rows: Sequence[int]) -> Tensor:
     """Rows of tensors from rows of their pieces; `rows` says, ascending, whose each piece is."""
     pieces, numbers = Counter(rows), [n + 1 for _, same in groupby(rows) for n, _ in enumerate(same)]
-    facts = torch.tensor([[row, n, pieces[row]] for row, n in zip(rows, numbers, strict=True)]).to(
-        table.device
-    )
+    counted = [[row, n, pieces[row]] for row, n in zip(rows, numbers, strict=True)]
+    facts = torch.tensor(counted, device=table.device)
     index, number, count = facts.unbind(1)
     salted = _mixed(table ^ number.unsqueeze(1) * signed(GOLDEN))
     out = torch.zeros(len(pieces), WORDS, dtype=torch.int64, device=table.device)
@@ -148,7 +147,7 @@ class _Constants:
 
     def __init__(self, device: torch.device) -> None:
         assert sys.byteorder == "little", "the digest reads memory as little-endian words"
-        self.keys = torch.tensor(key_block(), dtype=torch.int64).to(torch.int32).to(device)
+        self.keys = torch.tensor(key_block(), dtype=torch.int64, device="cpu").to(torch.int32).to(device)
         self.positions = torch.arange(1, BLOCK + 1, device=device)
 
 

@@ -141,15 +141,15 @@ class _Work:
         ]
         split = len(pieces) > len(places)
         self.pieces = [row for row, _, _ in pieces] if split else None
-        facts = torch.tensor([[at, nbytes] for _, at, nbytes in pieces])
+        facts = torch.tensor([[at, nbytes] for _, at, nbytes in pieces], device="cpu")
         counts = (facts[:, 1] + _CHUNK - 1) // _CHUNK
-        owner = torch.repeat_interleave(torch.arange(len(pieces)), counts)
-        number = torch.arange(len(owner)) - (counts.cumsum(0) - counts)[owner]
+        owner = torch.repeat_interleave(torch.arange(len(pieces), device="cpu"), counts)
+        number = torch.arange(len(owner), device="cpu") - (counts.cumsum(0) - counts)[owner]
         start = number * _CHUNK
         columns = [facts[owner, 0] + start, facts[owner, 1] - start, number * ROWS, owner]
         self.chunks = _to(torch.stack(columns, dim=1), device)
         lengths = [portable.signed(mix(nbytes ^ LENGTH)) for _, _, nbytes in pieces]
-        self.initial = _to(torch.tensor([[0, 0, h] for h in lengths]), device)
+        self.initial = _to(torch.tensor([[0, 0, h] for h in lengths], device="cpu"), device)
 
 
 _works: OrderedDict[Any, _Work] = OrderedDict()
@@ -168,7 +168,7 @@ def _work_for(places: tuple[tuple[int, int], ...], limit: int, device: torch.dev
 @lru_cache(maxsize=8)
 def _keys(device: torch.device) -> Tensor:
     """Key pairs as uint64 [PAIRS], the first word of a pair in the low half."""
-    words = torch.tensor(key_block(), dtype=torch.int64).to(torch.int32)
+    words = torch.tensor(key_block(), dtype=torch.int64, device="cpu").to(torch.int32)
     return _to(words.view(torch.uint64), device)
 
 

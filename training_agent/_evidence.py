@@ -126,7 +126,7 @@ class Recorder:
         """Bring the table to the host: one transfer."""
         rows = [*self._gradients, self._loss, *self._outputs, *self._statistics]
         known = [r for r in rows if r is not None]
-        table = torch.full((len(rows), 3), _ABSENT, dtype=torch.int64)
+        table = torch.full((len(rows), 3), _ABSENT, dtype=torch.int64, device="cpu")
         if known:
             where_to = known[0].words.device  # a buffer may lie elsewhere
             words = torch.stack([r.words.to(where_to) for r in known])
@@ -146,7 +146,7 @@ class Recorder:
 
 def finiteness(norms: Sequence[Tensor | None], loss: Tensor | None) -> Evidence:
     """Evidence of depth FINITENESS from what check 1 has: a norm per gradient (None: none read), the loss."""
-    table = torch.full((len(norms) + 1, 3), _ABSENT, dtype=torch.int64)
+    table = torch.full((len(norms) + 1, 3), _ABSENT, dtype=torch.int64, device="cpu")
     for i, known in enumerate([*norms, None if loss is None else norm(loss.detach())]):
         if known is not None:
             table[i] = _FINITE if bool(torch.isfinite(known)) else _NONFINITE

@@ -7,15 +7,13 @@ read. Goes out: nothing, or the alarm and exit code 3.
 from __future__ import annotations
 
 import atexit
-import gc
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torch.amp import GradScaler
-
 from . import exit_codes
 from ._alarm import Sighting
+from ._overflow import scales
 from ._update import Update
 from .contract import Check, ExitCode, Finding, FindingKind
 from .errors import AgentError, SdcAlarm
@@ -90,14 +88,6 @@ class Farewell:
                 raise
             sys.stderr.write(f"{e}\n")  # nothing else would: the interpreter is on its way out
             exit_codes.leave(ExitCode.ALARM)
-
-
-def scales() -> bool:
-    """Whether this process trains with a GradScaler, whose daily business gradients that are not finite are.
-
-    The loop keeps it and no guard ever sees it; so all objects are asked, once, when the process is to end.
-    """
-    return any(issubclass(type(o), GradScaler) and o.is_enabled() for o in gc.get_objects())
 
 
 def _unexamined(step: int) -> Sighting:

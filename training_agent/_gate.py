@@ -6,13 +6,13 @@ later. Next: `_update` judges it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from ._comm import Comm
 from .checks.sharded import is_sharded
@@ -47,7 +47,7 @@ class Count:
         self._ranks = ranks
         self._host, self._ready = counts, None
         if counts.device.type == "cuda":
-            self._host = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True)
+            self._host = torch.empty(counts.shape, dtype=counts.dtype, device="cpu", pin_memory=True)
             self._host.copy_(counts, non_blocking=True)
             self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._ready.record(torch.cuda.current_stream(counts.device))
@@ -75,6 +75,7 @@ class Gate:
         self._shut = torch.zeros((), dtype=torch.float32, device=device)
         self._none = torch.zeros((), dtype=torch.int64, device=device)
         self._lent: set[int] = set()  # optimizers that carry an attribute of ours
+        self._with_momenta = tuple(o for o in optimizers if isinstance(o, SGD))
         # It is one plain tensor for all parameters, which optimizers refuse beside shards.
         self.on_device = all(
             group.get("fused") and not any(map(is_sharded, group["params"]))
@@ -124,9 +125,26 @@ class Gate:
             self._lent.discard(id(optimizer))
             del optimizer.found_inf  # type: ignore[attr-defined]
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether an update that the gate stops leaves the optimizers' state as it was.
+
+        Fused SGD makes its momenta in its first update, out of whatever lies in memory where that is stopped.
+        """
+        made = (any(_momenta(o, group)) for o in self._with_momenta for group in o.param_groups)
+        self._with_momenta = () if all(made) else self._with_momenta
+        return not self._with_momenta
+
     def open(self) -> None:
         """The host has read the flags: updates are applied again."""
         self._shut = torch.zeros_like(self._shut)
+
+
+def _momenta(optimizer: Optimizer, group: dict[str, Any]) -> Iterator[bool]:
+    """Of each parameter that the next update changes, whether its momentum is there, or none is needed."""
+    for p in group["params"]:
+        if p.grad is not None:
+            yield not group.get("momentum") or optimizer.state.get(p, {}).get("momentum_buffer") is not None
 
 
 def ranks_that(comm: Comm, raised: int, own: Tensor) -> tuple[int, ...]:

@@ -60,4 +60,4 @@ def layout_word(tensors: Mapping[str, Tensor]) -> Tensor:
     """One int64 word over names, dtypes and shapes: ranks may only compare what both keep."""
     text = repr([(name, str(t.dtype), tuple(t.shape)) for name, t in tensors.items()])
     word = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
-    return torch.tensor([word], dtype=torch.int64)
+    return torch.tensor([word], dtype=torch.int64, device="cpu")

@@ -45,6 +45,7 @@ class ReductionCheck:
     off: str | None = None  # why it looks no more
     _hooks: tuple[Any, ...] = ()  # the communication hooks that the limit is for
     _noise: list[Tensor] = field(default_factory=list)
+    _largest: Tensor | None = None  # what rounding explains with these hooks, per parameter
     _found: Tensor | None = None  # deviations of the step that was flagged last
 
     def flag(self) -> Tensor:
@@ -80,15 +81,18 @@ class ReductionCheck:
 
     def _bounds(self) -> Tensor:
         """What no rounding explains, per parameter, while nothing is known of this job."""
-        bounds = [torch.inf if self._hooks else largest_rounding(n, self.comm.world) for n in self.elements]
-        return torch.tensor(bounds).to(self.sums.roundings)
+        if self._largest is None:  # made once: to put it onto a GPU, the host waits
+            kind, world = self.sums.roundings, self.comm.world
+            bounds = [torch.inf if self._hooks else largest_rounding(n, world) for n in self.elements]
+            self._largest = torch.tensor(bounds, dtype=kind.dtype, device=kind.device)
+        return self._largest
 
     def _changed(self) -> bool:
         """Whether the user's reduction is another one than before; then the measuring begins anew."""
         hooks = tuple(hook for hook, _ in self.sums.hooks)
         if hooks == self._hooks:
             return False
-        self._hooks, self.limit, self._noise = hooks, None, []
+        self._hooks, self.limit, self._noise, self._largest = hooks, None, [], None
         if names := _CHANGING & {getattr(hook, "__name__", "") for hook in hooks}:
             self._switch_off(f"{min(names)} does not reduce every step alike")
         return True

@@ -127,7 +127,7 @@ def set_up(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], wishes:
     module = outer.module if isinstance(outer, DistributedDataParallel) else outer
     optimizers = optimizers_in(optimizer)
     parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
-    device = next(iter(parameters.values()), torch.empty(0)).device
+    device = next(iter(parameters.values()), torch.empty(0, device="cpu")).device
     comm = Comm(group, device)
     own = agree_on_setup(comm, device, wishes, optimizers, module, parameters)
     self_test(comm, device)
@@ -264,7 +264,7 @@ def environment_difference(comm: Comm, device: torch.device) -> str | None:
 def word_of(facts: object) -> torch.Tensor:
     """One int64 word over what `facts` prints as."""
     raw = hashlib.sha256(repr(facts).encode()).digest()[:8]
-    return torch.tensor([int.from_bytes(raw, "little", signed=True)])
+    return torch.tensor([int.from_bytes(raw, "little", signed=True)], device="cpu")
 
 
 def self_test(comm: Comm, device: torch.device) -> None:

@@ -21,13 +21,14 @@ from ._latch import AlarmLatch
 from ._layers import LayerAudits
 from ._ledger import Ledger
 from ._masters import drop_gradients
+from ._overflow import Overflows
 from ._pending import Pending
 from ._reduction import ReductionCheck, reduction_check
 from ._refusals import refuse_inside_backward
 from ._replayed import replayed
 from ._retry import retried
 from ._rhythm import Rhythm
-from ._sightings import overflowing, reduced
+from ._sightings import reduced
 from ._startup import Setup
 from ._statistics import StatisticsOff
 from ._step_record import StepRecord
@@ -61,12 +62,12 @@ class Update:
     deferred: bool = field(init=False)
     reduction: ReductionCheck | None = field(init=False)
     layers: LayerAudits = field(init=False)
+    overflows: Overflows = field(init=False)
     pending: Pending | None = None
     _judged: bool = False
     _applies: bool = True
     _stepping: bool = False  # an optimizer's step has begun
     _booked: bool = False
-    _last: Count | None = None
 
     def __post_init__(self) -> None:
         setup = self.setup
@@ -76,6 +77,7 @@ class Update:
         self.reduction = reduction_check(setup, self.norms, self.ledger.note)
         self.rhythm = Rhythm(setup.comm, Pace(setup.schedule, self.ledger.step))
         self.layers = LayerAudits(setup, self.watch, self.norms, self.examiner, self.ledger)
+        self.overflows = Overflows(setup, self.ledger)
         # A step that is repeated, or applied with a warning, must be judged before its update.
         self.deferred = setup.may_defer and self.gate.on_device
 
@@ -84,7 +86,7 @@ class Update:
     def begin(self) -> None:
         """The first forward of a step: watch it, with the kernels that it is to run."""
         setup, ledger = self.setup, self.ledger
-        self._judged, self._applies = False, True
+        self._judged, self._applies, self.overflows.now = False, True, False
         ledger.assurance.begin()
         due = self.rhythm.due(ledger.step + 1)
         audit = due and self.depth is not None
@@ -117,7 +119,8 @@ class Update:
         """
         self.latch.raise_again()
         refuse_inside_backward()
-        self.drain()
+        if not self._judged:  # else the second of several optimizers: the gate holds for it as well
+            self.drain()
         # A subclass's step may call its parent's, with all hooks: two begin, and it is one update.
         self._booked, self._stepping = self._booked and self._stepping and self._judged, True
         if not self._judged:  # with several optimizers the first to step is judged for all
@@ -127,25 +130,26 @@ class Update:
             finally:
                 self.determinism.leave()
                 self.watch.end()
-        if self._last is not None and self.deferred:
-            self.gate.hold(self._last, optimizer)
+        if self.pending is not None:  # nobody would open it again after what the host has judged
+            self.gate.hold(self.pending.count, optimizer)
         if not self._applies:
             drop_gradients(self.setup)
 
     def _enter_judgement(self, optimizer: Optimizer) -> None:
         record = self.watch.record(self.ledger.step + 1)
         count, own = self.count(optimizer)
-        self._last = count
         layer = self.layers.armed
-        if self.deferred and not record.audit and not layer:
+        waits = self.deferred and self.gate.keeps_state and not self.overflows.scaled_apart(optimizer)
+        if waits and not record.audit and not layer:
             state = DeviceState.now(self.setup.device, copied_buffers(self.setup.module))
             self.pending = Pending(record, count, own, state)
             self.rhythm.judged(record.step, audit=False)
             self.layers.clock(record.step, audit=False)
             return
         self.ledger.computed(record, self.setup.compute_loss)
-        tally = count.read()
-        self._applies = calm = not tally.overflow
+        tally = self.overflows.told(count.read(), optimizer)
+        calm = not tally.overflow
+        self._applies = not self.overflows.drops
         self._respond(record, self.judge(record, tally, own))
         self.rhythm.judged(record.step, audit=record.audit and calm)
         self.layers.clock(record.step, audit=layer and calm)
@@ -180,6 +184,7 @@ class Update:
         if sighting is None:  # overflow
             return
         if self.setup.policy is Policy.SKIP and sighting.check is not Check.WEIGHTS:
+            self._applies = self._applies and not self._judged  # by optimizers that are yet to step
             self.ledger.step_skipped(sighting)
             self.rhythm.let_pass(sighting)
             return
@@ -190,7 +195,7 @@ class Update:
         """The loop threw the last gradients away, as a GradScaler without a fused optimizer does."""
         count, own = self.count(self.setup.optimizers[0])
         tally = count.read()
-        if tally.suspicious and (sighting := self._overflow(self.ledger.step + 1, tally, own)) is not None:
+        if tally.suspicious and (sighting := self.overflows.sighting(self.ledger.step + 1, tally, own)):
             self.alarm(sighting)
 
     # -- judgement -------------------------------------------------------------------------------------
@@ -200,7 +205,7 @@ class Update:
         if tally.overflow or tally.nonfinite:
             self.layers.end()  # its turn comes with the next step
         if tally.overflow:
-            return self._overflow(record.step, tally, own)
+            return self.overflows.sighting(record.step, tally, own)
         self.ledger.overflow_free()
         sighting = None
         if tally.nonfinite or record.audit:
@@ -236,12 +241,6 @@ class Update:
         self.depth = None
         self.ledger.note(f"replay audits are off: {what.reason}")
 
-    def _overflow(self, step: int, tally: Tally, own: Tensor) -> Sighting | None:
-        again = self.ledger.overflowed(
-            frozenset(ranks_that(self.setup.comm, tally.nonfinite, own)), self.setup.comm.world
-        )
-        return None if again is None else overflowing(step, again, self.setup.rank_map)
-
     # -- the answer ------------------------------------------------------------------------------------
 
     def _respond(self, record: StepRecord, sighting: Sighting | None) -> None:
@@ -272,7 +271,8 @@ class Update:
         """Book the step, compare weights when that is due, report."""
         self.gate.release(optimizer)
         self._stepping = False
-        if not self._applies or optimizer is not self.setup.optimizers[-1]:
+        ends = self._applies and optimizer is self.setup.optimizers[-1]
+        if not ends or self.overflows.passed_over(optimizer):
             return
         again, self._booked = self._booked, True
         step = self.ledger.step = self.ledger.step + (not again)

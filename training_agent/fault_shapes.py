@@ -110,7 +110,7 @@ class Noise:
         import torch
 
         generator = torch.Generator().manual_seed((spot.seed * 31 + spot.index) & 0x7FFFFFFF)
-        z = torch.randn(values.shape, generator=generator).to(values.device)
+        z = torch.randn(values.shape, generator=generator, device="cpu").to(values.device)
         return (values.float() * (1 + self.fraction * z)).to(values.dtype)
 
 
