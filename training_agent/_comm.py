@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ._objects import gathered, handed_out, moves
 from ._packing import Parcel
 from .errors import PeerLostError
 from .log_line import log_line
@@ -56,8 +57,8 @@ class Comm:
         self.is_first = self.rank == self.ranks[0]
         # attach is a collective, so that the numbers are equal on all ranks
         self._serial = next(_serials[self.ranks])
-        # NCCL moves device memory, gloo host memory.
-        self.device = device if "nccl" in dist.get_backend(group) else torch.device("cpu")
+        self._own = device
+        self.device = moves(group, device)
         self.name = name_of(self.ranks, dist.get_world_size(), self._serial)
 
     def total(self, counts: list[int]) -> list[int]:
@@ -121,10 +122,8 @@ class Comm:
 
         In the order of `ranks`.
         """
-        values: list[Any] = [None] * self.world
         with self.peers("gathering the ranks' answers"):
-            dist.all_gather_object(values, value, group=self.group)
-        return values
+            return gathered(value, self.group, self._own)
 
     def complaints(self, problem: str) -> list[str]:
         """What the ranks have to say, by rank, "" left out; where nobody has, only a count travels."""
@@ -134,10 +133,8 @@ class Comm:
 
     def from_first(self, value: Any) -> Any:
         """Return the value of the group's first rank on every rank."""
-        box = [value]
         with self.peers("reading the first rank's answer"):
-            dist.broadcast_object_list(box, self.ranks[0], group=self.group)
-        return box[0]
+            return handed_out(value, self.ranks[0], self.group, self._own)
 
     def told_to_first(self, key: str, value: Any, asked: Collection[int], timeout: timedelta) -> list[Any]:
         """Collect the values (JSON) of the `asked` ranks on the first one, over the store; [] on the others.

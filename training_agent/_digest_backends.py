@@ -35,21 +35,22 @@ def table(tensors: Sequence[Tensor], split_words: int) -> Tensor:
 
 def name_of(device: str) -> str:
     """Module that digests tensors of a device type: "portable", "compiled" or "triton"."""
-    return _backend(device).__module__.rsplit("_", 1)[1]
+    return _backend(torch.device(device)).__module__.rsplit("_", 1)[1]
 
 
 def _one_device(tensors: Sequence[Tensor], split_words: int) -> Tensor:
-    kind = tensors[0].device.type
-    backend = _backend(kind)
+    device = tensors[0].device
+    backend = _backend(device)
     try:
         return backend(tensors, split_words)
     except Exception as e:  # Triton and drivers raise classes of their own
         if backend is _digest_portable.table:
             raise
-        return _fall_back(kind, f"{type(e).__name__}: {e}")(tensors, split_words)
+        return _fall_back(device.type, f"{type(e).__name__}: {e}")(tensors, split_words)
 
 
-def _backend(kind: str) -> Backend:
+def _backend(device: torch.device) -> Backend:
+    kind = device.type
     if kind not in _chosen:
         _chosen[kind] = _digest_portable.table
         try:
@@ -61,7 +62,7 @@ def _backend(kind: str) -> Backend:
             elif kind == "cuda":
                 from . import _digest_triton
 
-                _digest_triton.check(torch.device(kind))
+                _digest_triton.check(device)  # another GPU would get a context of 500 MB
                 _chosen[kind] = _digest_triton.table
         except Exception as e:  # noqa: BLE001  # a compiler's errors are of any class
             _fall_back(kind, f"{type(e).__name__}: {e}")

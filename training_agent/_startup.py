@@ -43,7 +43,7 @@ from .contract import Env
 from .determinism import environment, require_cublas_workspace
 from .digest import digest
 from .errors import AgentError, ConfigurationError
-from .placement import RankMap, gather_places, partners
+from .placement import RankMap, partners, rank_map_of
 from .policy import Mode, Naming, Policy
 from .report import Reporter
 from .schedule import Schedule
@@ -131,7 +131,7 @@ def set_up(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], wishes:
     comm = Comm(group, device)
     own = agree_on_setup(comm, device, wishes, optimizers, module, parameters)
     self_test(comm, device)
-    rank_map = gather_places(own.place(comm.rank, local_rank()), group)
+    rank_map = rank_map_of(comm.gather(own.place(comm.rank, local_rank())))
     prove_shared(comm, rank_map, own, wishes.checkpoints)
     if sharding is None:
         partners(rank_map, 0)  # refuses layouts without an assignment, before the first update

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ._given import refuse_trained
+from ._objects import gathered
 from .checkpoint import CheckpointStore
 from .checks.replay import LossFunction
 from .errors import CheckpointError, ConfigurationError, SdcAlarm
@@ -132,7 +133,7 @@ class _Saved:
 
     def save(self, store: CheckpointStore, dropped: int) -> None:
         self.guard.before_save()
-        generators = _gathered(_generators(self._device))
+        generators = gathered(_generators(self._device), None, self._device)
         problem = None
         if dist.get_rank() == 0:
             state = {
@@ -146,7 +147,7 @@ class _Saved:
                 store.save(self.guard.step, state, self.guard.manifest())
             except (OSError, CheckpointError) as e:
                 problem = f"The checkpoint of step {self.guard.step} could not be written: {e}"
-        _agree(problem)
+        self._agree(problem)
 
     def resume(self, store: CheckpointStore) -> int:
         """Load what rank 0 chooses (a rank that looks later may see a newer one); batches dropped so far."""
@@ -156,15 +157,15 @@ class _Saved:
                 choice = store.resume()
             except (OSError, CheckpointError) as e:
                 problem = str(e)
-        _agree(problem)
-        choice = _gathered(choice)[0]
+        self._agree(problem)
+        choice = gathered(choice, None, self._device)[0]
         if choice is None:
             return 0
         try:
             state, manifest = store.load(choice)
         except (OSError, CheckpointError) as e:
             problem = str(e)
-        _agree(problem)
+        self._agree(problem)
         self.model.module.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None and state["scheduler"] is not None:
@@ -173,6 +174,14 @@ class _Saved:
             _set_generators(state["rng"][dist.get_rank()], self._device)
         self.guard.after_load(manifest)
         return int(state["dropped"])
+
+    def _agree(self, problem: str | None) -> None:
+        """Raise on every rank when one of them failed."""
+        answers = gathered(problem, None, self._device)
+        said = {rank: p for rank, p in enumerate(answers) if p is not None}
+        if said:
+            rank, text = next(iter(said.items()))
+            raise CheckpointError(f"{text} (rank {rank})")
 
     @property
     def _device(self) -> torch.device:
@@ -188,17 +197,3 @@ def _set_generators(saved: list[Tensor], device: torch.device) -> None:
     torch.set_rng_state(saved[0])
     if device.type == "cuda" and len(saved) > 1:
         torch.cuda.set_rng_state(saved[1], device)
-
-
-def _gathered(value: Any) -> list[Any]:
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
-def _agree(problem: str | None) -> None:
-    """Raise on every rank when one of them failed."""
-    said = {rank: p for rank, p in enumerate(_gathered(problem)) if p is not None}
-    if said:
-        rank, text = next(iter(said.items()))
-        raise CheckpointError(f"{text} (rank {rank})")

@@ -1,6 +1,6 @@
 """Where ranks run and who replays whom. In: a `Place` per rank. Out: rank map and partners.
 
-Everything but `gather_places` (one collective) is pure. Next step: the guard's ring replay, `attribution`.
+Everything here is pure. Next step: the guard's ring replay, `attribution`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,9 @@ from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from .contract import Independence, Place
 from .errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 MAX_OFFSETS = 8  # each new pair of ranks costs NCCL channels and memory
 EVERYBODY_VOTES = 16  # ranks; in larger jobs a quorum recomputes a contested micro-batch
@@ -85,13 +81,9 @@ class RankMap:
         return tuple(p.rank for p in self.places if p.node == node)
 
 
-def gather_places(place: Place, group: ProcessGroup | None = None) -> RankMap:
-    """Collect every rank's place; a collective of `group`, so all its ranks call it."""
-    import torch.distributed as dist
-
-    gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, place, group=group)
-    return RankMap(tuple(sorted(gathered, key=lambda p: p.rank)))
+def rank_map_of(places: Iterable[Place]) -> RankMap:
+    """The map of these places, in any order."""
+    return RankMap(tuple(sorted(places, key=lambda p: p.rank)))
 
 
 def partners(rank_map: RankMap, audit_index: int, rotate: bool = True) -> tuple[int, ...]:

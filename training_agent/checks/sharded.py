@@ -86,6 +86,8 @@ def compare_shards(
     import torch
     import torch.distributed as dist
 
+    from .._objects import gathered
+
     shards = local_shards(tensors)
     own = compare(shards.tensors, shards.replicas)
     device = next(iter(shards.tensors.values())).device
@@ -95,9 +97,8 @@ def compare_shards(
         anywhere = int(some)
     if not anywhere:
         return own
-    everywhere: list[Any] = [None] * dist.get_world_size()
     with around():
-        dist.all_gather_object(everywhere, own)
+        everywhere = gathered(own, None, device)
     differing = {name for found in everywhere for name in found.tensors}
     return type(own)(
         tensors=tuple(name for name in tensors if name in differing),

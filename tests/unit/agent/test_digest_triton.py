@@ -73,3 +73,16 @@ def test_a_kernel_that_cannot_be_compiled_gives_way_to_the_portable_code(
     for _ in range(2):
         assert torch.equal(_digest_backends.table([x], 2**32), _digest_portable.table([x]))
     assert capsys.readouterr().out.count('"sdc":"warning"') == 1
+
+
+def test_the_kernel_proves_itself_on_the_gpu_that_holds_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the current one it would make a context of hundreds of megabytes, for every rank of a node."""
+    import torch
+
+    from training_agent import _digest_backends, _digest_triton
+
+    asked: list[torch.device] = []
+    monkeypatch.setattr(_digest_backends, "_chosen", {})
+    monkeypatch.setattr(_digest_triton, "check", asked.append)
+    _digest_backends._backend(torch.device("cuda:3"))
+    assert asked == [torch.device("cuda:3")]
