@@ -187,6 +187,9 @@ def scenarios(rank: int, out: Path) -> dict[str, Callable[[], dict[str, Any]]]:
     runs["scaler"] = lambda: run(SCALED, rank)
     for name, kind in {"kernels": TELLING, "kernels, passing": PASSING}.items():
         runs[name] = lambda kind=kind: told(kind, rank)
+    inside = HEALTHY["a gradient inside"]
+    first = always(Where.FORWARD_OUTPUT, 4, layer=0)
+    runs["a gradient inside: lasting"] = lambda: run(inside, rank, strike=first)
     runs["resumed"] = lambda: resumed(rank)
     for policy in ("skip", "warn", "retry"):
         kind, strike = Kind(attach={"policy": policy}), once(Where.INPUT_GRADIENT, TURN)

@@ -291,6 +291,15 @@ class ToldPassing(Told):
         return self.top(self.layers[1](x)) + 0.0 * unused
 
 
+class Penalized(Layer):
+    """Takes a gradient of its own in its forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        (slope,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        return y + 1e-3 * slope
+
+
 class Skipping(Decoder):
     """The stream is read by later layers as well: three uses, in and out of the first layer."""
 
@@ -328,6 +337,7 @@ HEALTHY = {
     "all of it": Kind(Checkpointed, bf16=True, accumulate=2, steps=10),
     "BatchNorm": Kind(lambda: Decoder(Bottleneck)),
     "tied": Kind(Tied),
+    "a gradient inside": Kind(lambda: Decoder(Penalized)),
     "without compute_loss": Kind(with_loss=False),
     "forward only": Kind(schedule={"kernels": "default"}),
     "deferred": Kind(fused=True, attach={"mode": "deferred"}),

@@ -59,6 +59,21 @@ class Tied(Net):
         return self.head(self.last(torch.tanh(self.body(self.first(x)))))
 
 
+class Repeated(Net):
+    """One layer under two names, as encoder and decoder hold one embedding: with weights and statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        self.again = nn.ModuleList([layer, layer])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x)
+        for layer in self.again:
+            x = x + torch.tanh(layer(x))
+        return self.head(x)
+
+
 class Routed(Net):
     """One product stays float32 under autocast, as routers do; so does its gradient."""
 

@@ -95,6 +95,13 @@ def test_a_lasting_fault_is_named_within_one_round(runs: dict[str, Results], pla
     assert {f.verdict for f in alarm.findings} == {Verdict.PERSISTENT}
 
 
+def test_a_fault_is_named_in_front_of_a_block_that_takes_a_gradient_in_its_forward(
+    runs: dict[str, Results],
+) -> None:
+    alarm = the_alarm(runs["a gradient inside: lasting"])
+    assert (alarm.step, alarm.named_ranks) == (7, (BAD,))
+
+
 def test_a_passed_layer_audit_shortens_no_suspect_window(runs: dict[str, Results]) -> None:
     alarm = the_alarm(runs["forward-output: once"])
     assert alarm.suspect_window == (1, 8)

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
@@ -23,8 +22,9 @@ from .._blocks import Block
 from .._capture import Capture, reentered, set_rng
 from .._evidence import Depth, Evidence, Recorder
 from .._leaves import inside_backward
+from .._standing_in import copies_of, standing_in
 from .._walk import named_buffers
-from .replay import Around, alias_of, apart, backward_from, output_tensors
+from .replay import alias_of, apart, backward_from, output_tensors
 
 
 def rows_of(block: Block, inputs: int) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ def recompute_block(
         module(*again.args, **again.kwargs)
         again.differentiate()
 
-    state = again.aliases | {n: b.clone() for n, b in capture.buffers.items()}
+    state = again.aliases | copies_of(capture.buffers)
     return _computed(module, state, capture, run, again.recorder, (watcher,), device)
 
 
@@ -141,7 +141,7 @@ class _Again:
         if self.returned:
             raise RuntimeError("the forward of its micro-batch came to it twice")
         output = self.leave(module, args, output)
-        return tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, output)
+        return tree_map(_unlinked, output)
 
     def differentiate(self) -> None:
         """The backward from the outputs, with the gradients that entered them in the step."""
@@ -157,6 +157,13 @@ class _Again:
         )
 
 
+def _unlinked(value: Any) -> Any:
+    """A copy that leads nowhere and asks for a gradient as the value did: the model may take one in there."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.requires_grad)
+
+
 def _computed(
     module: nn.Module,
     state: Mapping[str, Tensor],
@@ -168,8 +175,8 @@ def _computed(
 ) -> Evidence:
     """Run it where `state` stands in for parameters and buffers of `module`, which begins as at `start`."""
     try:
-        with reentered(start, module, device):
-            functional_call(Around(module), {f"wrapped.{n}": t for n, t in state.items()}, (run,))
+        with reentered(start, module, device), standing_in(module, state):
+            run()
     finally:
         for watcher in watchers:
             watcher.remove()

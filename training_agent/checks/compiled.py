@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .._capture import Capture, reentered
 from .._evidence import Depth, Evidence, Recorder
-from .replay import LossFunction, on_copies, output_tensors, run_unit
+from .._standing_in import copies_of, standing_in
+from .replay import LossFunction, output_tensors, run_unit
 
 
 class CompiledReplay:
@@ -73,12 +74,15 @@ class CompiledReplay:
         def differentiate(roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
             torch.autograd.grad(roots, inputs, seeds, allow_unused=True)
 
-        def call() -> None:
-            run_unit(capture, compute_loss, self.model, self.model, recorder, differentiate)
-
+        module = self._ddp.module
         try:
-            with reentered(capture, self._ddp.module, device), _unreduced(self._ddp), self._watched(recorder):
-                on_copies(self._ddp.module, capture.buffers, call)
+            with (
+                reentered(capture, module, device),
+                _unreduced(self._ddp),
+                self._watched(recorder),
+                standing_in(module, copies_of(capture.buffers)),
+            ):
+                run_unit(capture, compute_loss, self.model, self.model, recorder, differentiate)
         finally:
             self._recorder = None
             torch.clear_autocast_cache()

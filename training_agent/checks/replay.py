@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
 from .._capture import Capture, Contexts, Unit, reentered, switched
 from .._evidence import Depth, Evidence, Recorder, size_of
 from .._hooks import called_with_hooks
+from .._standing_in import copies_of, standing_in
 
 LossFunction = Callable[..., Tensor]
 
@@ -56,19 +56,20 @@ def recompute(
     aliases = {
         name: alias_of(known[name], i, recorder) for i, name in enumerate(rows) if name in capture.trained
     }
-    state: dict[str, Tensor] = {**aliases, **{n: b.clone() for n, b in capture.buffers.items()}}
+    state = {**aliases, **copies_of(capture.buffers)}
 
     def returned(_module: nn.Module, _args: Any, output: Any) -> None:
         recorder.returned(output_tensors(output), statistics())
 
+    def differentiate(roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
+        # `inputs` keeps everything else that the graph reaches (tensors outside the model) untouched.
+        torch.autograd.backward(roots, seeds, inputs=list(aliases.values()))
+
     watcher = module.register_forward_hook(returned)
     try:
-        with reentered(capture, module, device):
-            functional_call(
-                _Unit(module),
-                {f"wrapped.{name}": tensor for name, tensor in state.items()},
-                (ddp, compute_loss, capture, list(aliases.values()), recorder),
-            )
+        # Through the backward as well: activation checkpointing looks parameters up again in there.
+        with reentered(capture, module, device), standing_in(module, state):
+            run_unit(capture, compute_loss, module, WithoutDdp(ddp), recorder, differentiate)
     finally:
         watcher.remove()
         torch.clear_autocast_cache()
@@ -102,31 +103,6 @@ def apart(output: Any) -> tuple[Any, set[int]]:
     divided = tree_map(lambda v: v.view_as(v) if isinstance(v, Tensor) and v.requires_grad else v, output)
     same = {id(t) for t in live} & {id(t) for t in output_tensors(divided)}
     return divided, same if len(same) < len(live) else set()
-
-
-class _Unit(nn.Module):
-    """Holds the user's module so that aliases stay in place for the loss function and the backward as well.
-
-    Activation checkpointing looks parameters up during the backward: it must find the aliases there too.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.wrapped = module
-
-    def forward(
-        self,
-        ddp: DistributedDataParallel,
-        compute_loss: LossFunction | None,
-        capture: Capture,
-        aliases: list[Tensor],
-        recorder: Recorder,
-    ) -> None:
-        def differentiate(roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
-            # `inputs` keeps everything else that the graph reaches (tensors outside the model) untouched.
-            torch.autograd.backward(roots, seeds, inputs=aliases)
-
-        run_unit(capture, compute_loss, self.wrapped, WithoutDdp(ddp), recorder, differentiate)
 
 
 def run_unit(
@@ -183,23 +159,6 @@ def backward_from(
     if reached:
         with switched(contexts, roots[0].device):
             differentiate([r for r, _ in reached], [s for _, s in reached])
-
-
-class Around(nn.Module):
-    """Holds the user's module while copies of its buffers stand in for them, backward included."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.wrapped = module
-
-    def forward(self, call: Callable[[], None]) -> None:
-        call()
-
-
-def on_copies(module: nn.Module, buffers: Mapping[str, Tensor], call: Callable[[], None]) -> None:
-    """Run `call` while copies of `buffers` stand in for those of `module`."""
-    copies = {f"wrapped.{name}": buffer.clone() for name, buffer in buffers.items()}
-    functional_call(Around(module), copies, (call,))
 
 
 class WithoutDdp:

@@ -17,7 +17,8 @@ from .._aside import put_aside, reducing, reshard
 from .._capture import Capture, reentered
 from .._evidence import Depth, Evidence, Recorder
 from .._leaves import GatheredLeaves, inside_backward
-from .replay import LossFunction, on_copies, output_tensors, run_unit
+from .._standing_in import copies_of, standing_in
+from .replay import LossFunction, output_tensors, run_unit
 
 
 class ReplayTogether:
@@ -65,9 +66,6 @@ class ReplayTogether:
             if not inside_backward():
                 recorder.output(weights)
 
-        def call() -> None:
-            run_unit(capture, self._compute_loss, self._model, self._model, recorder, torch.autograd.backward)
-
         arguments = tree_leaves((capture.args, capture.kwargs))
         given = [t for t in arguments if isinstance(t, Tensor) and t.is_leaf and t.requires_grad]
         stop = self._leaves.watch(recorder.gradient, gathered)
@@ -76,8 +74,10 @@ class ReplayTogether:
                 reentered(capture, self._model, device),
                 put_aside([*self._parameters, *given]),
                 reducing(self._model),
+                standing_in(self._model, copies_of(capture.buffers)),
             ):
-                on_copies(self._model, capture.buffers, call)
+                model, differentiate = self._model, torch.autograd.backward
+                run_unit(capture, self._compute_loss, model, model, recorder, differentiate)
         finally:
             stop()
             self._recorder = None
