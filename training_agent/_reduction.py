@@ -3,9 +3,10 @@
 Comes in: sums from `checks.reduction`. Goes out: one flag for the gate's counters, and on an alarm a
 `Sighting` that names nobody. Next: `_update` drops the step.
 
-The first `CALIBRATION` steps measure: only what no rounding could explain alarms there, and nothing where a
-communication hook may round by itself. Then `MARGIN` times the largest deviation of any gradient is the
-limit. An error that is there from the first step on is measured with the noise, unless it is larger.
+The first `CALIBRATION` steps that have gradients measure: only what no rounding could explain alarms there,
+and nothing where a communication hook may round by itself. Then `MARGIN` times the largest deviation of any
+gradient is the limit. An error that is there from the first step on is measured with the noise, unless it
+is larger.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from .checks.nonfinite import GradientNorms
 from .checks.reduction import ReductionSums, deviations, largest_rounding
 from .contract import Check, Finding, FindingKind
 
-CALIBRATION = 50  # steps
+CALIBRATION = 50  # steps whose gradients are finite and not all zero
 MARGIN = 8.0
 LEAST = 4.0  # roundings; quiet calibrations must not make it jumpy
 USELESS = 0.25  # of a gradient's norm: a limit above it sees no plausible error
+_UNTOLD = -1.0  # noise of a step that has no gradient to round
 _CHANGING = {"powerSGD_hook", "batched_powerSGD_hook"}  # plain at first, compressing from some step on
 
 
@@ -61,7 +63,7 @@ class ReductionCheck:
         total = self.comm.sum_tensor(before).to(none.device)
         self._found = deviations(total, after, self.sums.roundings, self.sums.floors, self.comm.world)
         if self._changed() or self.limit is None:
-            self._measure(self._found)
+            self._measure(self._found, total[1])
             return (self._found > self._bounds()).any().to(torch.int64)
         return (self._found > self.limit).any().to(torch.int64)
 
@@ -101,12 +103,19 @@ class ReductionCheck:
         self.off = why
         self.say(f"the checksum of the reduction is off: {why}")
 
-    def _measure(self, found: Tensor) -> None:
-        self._noise.append(torch.where(found.isfinite(), found, 0.0).max())
+    def _measure(self, found: Tensor, squares: Tensor) -> None:
+        """Remember one step's noise; a step without a gradient that is finite and not zero has none."""
+        told = (squares.isfinite() & (squares > 0)).any()
+        noise = torch.where(found.isfinite(), found, 0.0).max()
+        self._noise.append(torch.where(told, noise, _UNTOLD))
         if len(self._noise) < CALIBRATION:
             return
-        largest = max(self.comm.gather(float(torch.stack(self._noise).max())))
-        self._noise = []
+        steps = zip(*self.comm.gather(torch.stack(self._noise).tolist()), strict=True)
+        known = [max(step) for step in steps if min(step) > _UNTOLD]
+        if len(known) < CALIBRATION:  # gradients may be zero, or overflow, for a while
+            self._noise = [noise.new_tensor(step) for step in known]
+            return
+        largest, self._noise = max(known), []
         self.limit = max(LEAST, MARGIN * largest)
         sensitivity = self.limit * float(self.sums.roundings.max())
         if sensitivity > USELESS:

@@ -45,6 +45,7 @@ class ReductionSums:
     def reset(self) -> None:
         """A step begins."""
         self._backwards = 0
+        self._running = False  # a backward is
         self._reduces = True  # the backward to come
         self._before: list[Tensor | None] = []  # sum and squared norm, per parameter
         self._after: Tensor | None = None
@@ -84,7 +85,8 @@ class ReductionSums:
             gradient = parameter.grad
             if gradient is None or not self._active():
                 return
-            if not self._before:
+            if not self._running:  # each is judged by itself: one before it may have reduced as well
+                self._running = True
                 self._before = [None] * len(self._parameters)
                 self._after = None
                 at_end_of_backward(self._on_reduced, HOPS)
@@ -96,9 +98,8 @@ class ReductionSums:
         return hook
 
     def _on_reduced(self) -> None:
-        self._backwards += 1
+        self._backwards, self._running = self._backwards + 1, False
         if not self._reduces:
-            self._before = []
             return
         zero = torch.zeros((), dtype=torch.float64, device=self._device)
         every = [p.grad for p in self._parameters]

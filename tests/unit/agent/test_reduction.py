@@ -240,3 +240,31 @@ def test_the_floor_is_that_of_the_type_and_of_float16_once_a_hook_may_send_that(
     assert float(sums.floors) < 1e-33
     ddp._comm_hooks = [("compress", None)]
     assert float(sums.floors) == pytest.approx(10 * torch.finfo(torch.float16).smallest_normal)
+
+
+def test_of_several_backwards_that_all_reduce_the_last_one_is_judged() -> None:
+    """Accumulation without `no_sync`; in one process what comes out of a reduction is what went in."""
+    ddp: Any = torch.nn.Linear(4, 1, bias=False)
+    ddp.require_backward_grad_sync = True
+    sums = ReductionSums(ddp, tuple(ddp.parameters()), GradientNorms(tuple(ddp.parameters()), lambda: True))
+    for step in range(3):
+        ddp.weight.grad = None
+        for micro_batch in range(3):
+            ddp(torch.full((1, 4), float(10 * step + micro_batch + 1))).sum().backward()
+        assert sums.before is not None and sums.after is not None
+        assert float(sums.before[0]) == float(sums.after) == float(ddp.weight.grad.sum())
+        sums.reset()
+
+
+def test_steps_without_a_gradient_measure_nothing() -> None:
+    """All zero, as behind a head that begins at zero, or overflowing until a GradScaler has its scale."""
+    sums = Reduced(torch.float32, None)
+    made = check_of(sums)
+    for scale in (0.0, float("inf")) * _reduction.CALIBRATION:
+        sums.step(scale)
+        assert not made.flag()
+    assert made.limit is None
+    for _ in range(_reduction.CALIBRATION):
+        sums.step(1e-3)
+        assert not made.flag()
+    assert made.limit is not None and made.limit > LEAST
