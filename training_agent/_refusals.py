@@ -164,28 +164,40 @@ def refuse_tensors(module: nn.Module, parameters: dict[str, nn.Parameter]) -> No
         )
 
 
-def refuse_inside_backward() -> None:
-    """Refuse an update that comes out of a running backward.
+def refuse_update() -> None:
+    """Refuse an update that comes out of a running backward, or that a CUDA graph records.
 
     Raises:
         ConfigurationError: on every rank alike, before the update.
     """
+    _refuse_recording()
     if inside_backward():
         raise ConfigurationError(
             f"optimizer.step() was called inside the backward (optimizer-in-backward). {_AFTER_BACKWARD}"
         )
 
 
-def refuse_join(ddp: nn.Module) -> None:
-    """Refuse DDP's way to let ranks run out of batches, at each forward inside of it.
+def refuse_forward(ddp: nn.Module) -> None:
+    """Refuse DDP's way to let ranks run out of batches, at each forward inside of it, and CUDA graphs.
 
     Raises:
         ConfigurationError: on every rank alike.
     """
+    _refuse_recording()
     if getattr(getattr(ddp, "_join_config", None), "enable", False):
         raise ConfigurationError(
             "Inside ddp.join() a rank without batches answers DDP's collectives alone, and every check would "
             "wait for it. Give all ranks the same number of batches (DistributedSampler, drop_last=True)."
+        )
+
+
+def _refuse_recording() -> None:
+    # Without a driver the second question is an error.
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+        raise ConfigurationError(
+            "The loop records a CUDA graph of its step or its update. Played back, it runs without the hooks "
+            "that the checks hang on: nothing would be checked. Record parts of the model at most, as "
+            "torch.compile(mode='reduce-overhead') does."
         )
 
 

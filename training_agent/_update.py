@@ -24,7 +24,7 @@ from ._masters import drop_gradients
 from ._overflow import Overflows
 from ._pending import Pending
 from ._reduction import ReductionCheck, reduction_check
-from ._refusals import refuse_inside_backward
+from ._refusals import refuse_update
 from ._replayed import replayed
 from ._retry import retried
 from ._rhythm import Rhythm
@@ -115,10 +115,10 @@ class Update:
 
         Raises:
             SdcAlarm: a check fired and the policy stops.
-            ConfigurationError: see `refuse_inside_backward`.
+            ConfigurationError: see `refuse_update`.
         """
         self.latch.raise_again()
-        refuse_inside_backward()
+        refuse_update()
         if not self._judged:  # else the second of several optimizers: the gate holds for it as well
             self.drain()
         # A subclass's step may call its parent's, with all hooks: two begin, and it is one update.

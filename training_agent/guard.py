@@ -35,7 +35,7 @@ from ._latch import AlarmLatch
 from ._ledger import Ledger
 from ._manifest import LoadedManifest, common_digests
 from ._phase import Phase
-from ._refusals import refuse_join, unseen_save, wrap_closure
+from ._refusals import refuse_forward, unseen_save, wrap_closure
 from ._replayer import Replayer
 from ._ring import Ring
 from ._start import Start
@@ -238,7 +238,7 @@ class Guard:
 
     def _begin_step(self, forward: Callable[[], Any], backward: Callable[[Any], None]) -> None:
         self._latch.raise_again()
-        refuse_join(self._setup.outer)
+        refuse_forward(self._setup.outer)
         self._start.warm_up(forward, backward)
         if self._watch.open:
             if not self._norms.dropped():

@@ -1,9 +1,10 @@
 """Counts what a block of code makes the host wait for, sends, and reads. Works on CPU tensors as on a GPU's.
 
-A host synchronisation is a value that leaves a tensor for Python: dispatched (`_local_scalar_dense`, `equal`,
-`nonzero`, a copy from a device to the CPU) or read straight from memory (`tolist`, `numpy`, `cpu`), which
-only a function mode sees. Reading a tensor that was made before the block is a late read: its device has had
-time, so the host does not wait for the block's own work.
+A host synchronisation is a value that leaves a tensor for Python, or decides how large another one is.
+Torch tags the operators that do it (`item`, `equal`, `nonzero`, `unique`); an index waits where it is a mask.
+Copies between host and device wait unless they are told not to and the host's memory is pinned. `tolist`,
+`numpy` and the like read memory directly, which only a function mode sees. Reading a tensor that was made
+before the block is a late read: its device has had time, so the host does not wait for the block's own work.
 """
 
 from __future__ import annotations
@@ -20,8 +21,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-_SYNCS = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero"}
-_DIRECT = {torch.Tensor.tolist: "tolist", torch.Tensor.numpy: "numpy", torch.Tensor.cpu: "cpu"}
+_WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_MASKS = (torch.bool, torch.uint8)
+_DIRECT: dict[Any, str] = {
+    torch.Tensor.tolist: "tolist",
+    torch.Tensor.numpy: "numpy",
+    torch.Tensor.__array__: "numpy",
+    torch.Tensor.cpu: "cpu",
+    torch.Tensor.__repr__: "repr",
+}
 
 
 @dataclass
@@ -75,7 +83,7 @@ class _Dispatched(TorchDispatchMode):
     ) -> Any:
         name = func._schema.name
         tensors = list(_tensors((args, kwargs)))
-        if name in _SYNCS or _leaves_the_device(name, args, kwargs or {}):
+        if _waits(func, args) or crosses(name, args, kwargs or {}):
             self.counts.syncs[name] += 1
         if name.startswith("c10d::"):
             self.counts.collectives[name] += 1
@@ -103,11 +111,26 @@ class _Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _leaves_the_device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _waits(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the host must know values to go on."""
+    if func._schema.name.startswith("aten::index"):  # tagged, but only a mask's size follows from its values
+        return any(t.dtype in _MASKS for t in _tensors(args[1]))
+    return not _WAITING.isdisjoint(func.tags)
+
+
+def crosses(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether it is a copy between host and device that the host waits for."""
     if name == "aten::_to_copy":
-        target = kwargs.get("device")
-        return target is not None and torch.device(target).type == "cpu" and args[0].device.type != "cpu"
-    return name == "aten::copy_" and args[0].device.type == "cpu" and args[1].device.type != "cpu"
+        source, target = args[0].device, kwargs.get("device") or args[0].device
+        host, patient = args[0], not kwargs.get("non_blocking")
+    elif name == "aten::copy_":
+        source, target = args[1].device, args[0].device
+        host, patient = args[0] if target.type == "cpu" else args[1], not any(args[2:])
+    else:
+        return False
+    if (torch.device(target).type == "cpu") == (source.type == "cpu"):
+        return False
+    return patient or host.device.type != "cpu" or not host.is_pinned()
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

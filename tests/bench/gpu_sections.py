@@ -93,7 +93,9 @@ def together(plan: Plan) -> None:
         folder, limit = Path(name), 0.8 * plan.seconds
         args = (plan.device.type, plan.together, str(plan.tokens), str(plan.turns), str(0.7 * limit))
         try:
-            launch("tests.bench.gpu_step", 2, folder, *args, timeout=limit, gpus=1)
+            # Interpreters of their own on a GPU: CUDA does not survive a fork of whoever has asked for it.
+            fresh = plan.device.type == "cuda"
+            launch("tests.bench.gpu_step", 2, folder, *args, timeout=limit, gpus=1, fresh=fresh)
         finally:  # what the first rank had found before one of them failed
             for line in (folder / "0.jsonl").read_text().splitlines():
                 emit("two processes", **json.loads(line))

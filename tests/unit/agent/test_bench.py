@@ -100,3 +100,13 @@ def test_a_section_that_hangs_is_cut_off_and_what_was_known_stays() -> None:
 
 def test_a_section_that_fails_says_why() -> None:
     assert "KeyError: 'no such section'" in gpu.run("no such section", 60, dry=True, found={})
+
+
+def test_a_section_that_dies_in_the_middle_of_a_line_takes_no_other_figure_with_it() -> None:
+    for line in (
+        '{"digest": {"16 MB": {"ms": {"re',
+        '{"sdc":"warning","message":"no compiler"}',
+        "a warning",
+    ):
+        assert gpu._figures(line) == {}
+    assert gpu._figures('{"digest": {"16 MB": 1}}\n') == {"digest": {"16 MB": 1}}
