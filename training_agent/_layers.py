@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from . import _bisecting
@@ -49,6 +50,7 @@ class LayerAudits:
         self._last: tuple[Block, int, Depth] | None = None  # what the step in progress recorded
         if self._blocks and setup.sharding is not None:
             self._switch_off("under fully_shard the weights of a block are gathered by all ranks together")
+        self._pass_over_scripted()
 
     @property
     def armed(self) -> bool:
@@ -169,6 +171,15 @@ class LayerAudits:
     def _switch_off(self, reason: str) -> None:
         self._blocks, self._ledger.layers.blocks = (), 0
         self._ledger.note(f"layer audits are off: {reason}")
+
+    def _pass_over_scripted(self) -> None:
+        part = self._setup.module.get_submodule
+        scripted = [b for b in self._blocks if isinstance(part(b.name), torch.jit.ScriptModule)]
+        reason = "a scripted module takes no hooks"
+        self._off |= {block.name: reason for block in scripted}
+        if scripted:
+            some = ", ".join(b.title for b in scripted[:3]) + (" and more" if len(scripted) > 3 else "")
+            self._ledger.note(f"layer audits of {some} are off: {reason}")
 
     def _next(self) -> Block:
         """The block whose turn it is; those that cannot be compared are passed over."""

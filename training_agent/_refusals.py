@@ -137,11 +137,16 @@ def refuse_optimizers(optimizers: Sequence[Optimizer], parameters: dict[str, nn.
 
 
 def refuse_tensors(module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
-    """Refuse parameters and gradients that checks do not read.
+    """Refuse a model that takes no hooks, and parameters and gradients that checks do not read.
 
     Raises:
         ConfigurationError: naming parameters or modules.
     """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConfigurationError(
+            "The model as a whole is scripted (torch.jit.script), and takes no hooks. Put it into an "
+            "nn.Module whose forward calls it, and that into DDP; scripted parts of a model are checked."
+        )
     complexes = [name for name, p in parameters.items() if p.is_complex()]
     if complexes:
         raise ConfigurationError(

@@ -35,8 +35,8 @@ def standing_in(root: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None
     try:
         for name, tensor in tensors.items():
             table, key = _place(root, name)
-            for where, inner in held.get(id(table.get(key, _NOTHING)), [(table, key)]):
-                before.append(((where, inner), where.get(inner, _NOTHING)))
+            for where, inner in held.get(id(_content(table, key)), [(table, key)]):
+                before.append(((where, inner), _content(where, inner)))
                 where[inner] = tensor
         yield
     finally:
@@ -45,6 +45,10 @@ def standing_in(root: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None
                 table[key] = tensor
             else:
                 table.pop(key, None)
+
+
+def _content(table: Any, key: str) -> Any:
+    return table[key] if key in table else _NOTHING  # noqa: SIM401  # a scripted module's tables know no more
 
 
 def copies_of(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:

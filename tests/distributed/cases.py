@@ -174,6 +174,7 @@ CASES: dict[str, Case] = {
     "frozen and thawed": Case(step=loops.freeze_and_thaw, ddp={"find_unused_parameters": True}),
     "tied weights": Case(models.Tied),
     "one layer under two names": Case(models.Repeated),
+    "partly scripted": Case(models.PartlyScripted),
     "data replaced": Case(step=loops.replace_data),
     "buffers": Case(models.Stateful, ddp={"gradient_as_bucket_view": True}),
     "buffers, deferred": Case(models.Stateful, optimizers=fused, options=_DEFERRED),

@@ -12,6 +12,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.distributed.models import scripted
+
 WIDTH, WORDS, TOKENS = 8, 11, 5
 
 
@@ -311,6 +313,13 @@ class Skipping(Decoder):
         return self.top(x)
 
 
+class ScriptedLayers(Decoder):
+    """Two layers that a compiler of torch's older kind has."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: scripted(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU())))
+
+
 @dataclass(frozen=True)
 class Kind:
     """A model and how it is trained."""
@@ -356,6 +365,7 @@ UNFIT = {
     "left in an attribute": (Kind(Left, steps=8), [], 2, ""),
     "left beside, accumulation": (Kind(LeftBeside, steps=8, accumulate=2), [], 4, ""),
     "backward hooks": (Kind(HookedByData, steps=8), [], 4, ""),
+    "scripted": (Kind(ScriptedLayers, steps=8), ["layers.0, block layers.1"], 0, "takes no hooks"),
     "compiled": (Kind(compiled=True, steps=4), None, 0, "torch.compile has compiled code of this job"),
 }
 SCALED = Kind(scaler=2.0**18, steps=8)

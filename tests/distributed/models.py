@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from typing import Any
 
 import torch
@@ -72,6 +73,24 @@ class Repeated(Net):
         for layer in self.again:
             x = x + torch.tanh(layer(x))
         return self.head(x)
+
+
+def scripted(layer: nn.Module) -> nn.Module:
+    """The layer as torch's older compiler makes it, which models still have."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated
+        return torch.jit.script(layer)
+
+
+class PartlyScripted(Net):
+    """Two of its layers are scripted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(scripted(nn.Sequential(nn.Linear(8, 8), nn.Tanh())) for _ in range(2)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(self.body(x)))
 
 
 class Routed(Net):

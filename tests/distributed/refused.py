@@ -166,6 +166,10 @@ REFUSED: dict[str, tuple[Case, str]] = {
         "guard.compute_loss() got a list_iterator: a replay would take the next batch out of it",
     ),
     "join": (Case(step=uneven), "Inside ddp.join() a rank without batches answers DDP's collectives alone"),
+    "scripted": (
+        Case(lambda: models.scripted(models.Net())),
+        "The model as a whole is scripted (torch.jit.script), and takes no hooks",
+    ),
     "complex parameter": (Case(Complex), "phase: complex parameters are not checked"),
     "sparse gradient": (Case(Sparse), "table (Embedding): sparse gradients are not checked"),
 }

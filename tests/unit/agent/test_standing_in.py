@@ -65,3 +65,16 @@ def test_a_part_that_the_model_has_not_is_an_error_and_nothing_stays() -> None:
     ):
         pass
     assert everything(net) == before
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_scripted_part_computes_with_what_stands_in() -> None:
+    net = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), torch.jit.script(nn.BatchNorm1d(2)))
+    before = everything(net)
+    zeros = {name: torch.zeros_like(t) for name, t in net[0].named_parameters(prefix="0")}
+    with standing_in(net, {**zeros, "1.running_mean": torch.full((2,), 7.0)}):
+        assert not net[0](torch.ones(3, 2)).any()
+        net(torch.ones(3, 2))
+        assert float(net[1].running_mean[0]) != 7.0
+    assert everything(net) == before
+    assert not net[1].running_mean.any()
