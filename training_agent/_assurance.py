@@ -93,7 +93,13 @@ class Assurance:
                 "last_audit": self.last_audit, "longest_gap": self.longest_gap, "seconds": timed}  # fmt: skip
 
     def resume(self, manifest: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's figures; from its step alone where it has none that can be read."""
+        """Go on from a checkpoint's figures; from its step alone where it has none that can be read.
+
+        What was taken over before counts no more: a start may have tried a newer one, which was damaged.
+        """
+        own = Assurance(self.world, self.replicas, self.weight_bytes, forced=self.forced)
+        for name in (*_SUMS, "starts", "last_audit", "longest_gap", "seconds"):
+            setattr(self, name, getattr(own, name))
         self.since_step = self.from_step = int(manifest["step"])
         before = manifest.get("assurance")
         try:
@@ -109,7 +115,7 @@ class Assurance:
         last, gap = before["last_audit"], int(before["longest_gap"])
         starts, since = int(before["starts"]), int(before["since_step"])
         for name, value in sums.items():
-            setattr(self, name, getattr(self, name) + value)
+            setattr(self, name, value)
         self.seconds, self.longest_gap = seconds, gap
         self.last_audit = None if last is None else int(last)
         self.starts, self.since_step = starts + 1, since

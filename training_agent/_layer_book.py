@@ -56,14 +56,14 @@ class LayerBook:
 
     def resume(self, manifest: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's figures; from nothing where it has none that can be read."""
-        before = manifest.get("layer_audits")
+        before, none = manifest.get("layer_audits"), LayerBook()
         try:
             known = {} if before is None else {name: before[name] for name in _KEPT}
             covered = set() if before is None else set(map(str, before["covered"]))
         except (KeyError, TypeError):  # of a version that is not ours: not counted
-            return
-        for name, value in known.items():
-            setattr(self, name, value)
+            known, covered = {}, set()
+        for name in _KEPT:  # all of them: a start may have tried a newer checkpoint before
+            setattr(self, name, known.get(name, getattr(none, name)))
         self.covered = covered
 
 

@@ -83,6 +83,7 @@ class LoadedManifest:
     passes: Passes
     digests: dict[str, list[int]]
     state: dict[str, str] = field(default_factory=dict)  # of optimizers; older manifests have none
+    turn: int | None = None  # of layer audits
 
     @classmethod
     def parse(cls, manifest: Mapping[str, Any]) -> LoadedManifest:
@@ -99,7 +100,9 @@ class LoadedManifest:
         last = ("last_audit_pass", "last_weight_check_pass", "last_optimizer_state_pass")
         passes = Passes(*(manifest.get(name) for name in last))
         digests, state = (dict(manifest.get(name, {})) for name in ("digests", "state_digests"))
-        return cls(manifest["step"], passes, digests, state)
+        layers = manifest.get("layer_audits")
+        turn = layers.get("turn") if isinstance(layers, Mapping) else None
+        return cls(manifest["step"], passes, digests, state, turn)
 
     @classmethod
     def read(cls, manifest: Mapping[str, Any], comm: Comm, refusal: str = "") -> LoadedManifest:
@@ -109,7 +112,8 @@ class LoadedManifest:
             refusal: why this rank does not go on, if so.
 
         Raises:
-            ConfigurationError: on every rank: one of them refuses or cannot read, or their steps differ.
+            ConfigurationError: on every rank: one of them refuses or cannot read, or their steps or last
+                passed checks differ.
         """
         mine: LoadedManifest | None = None
         problem = refusal
@@ -117,12 +121,17 @@ class LoadedManifest:
             mine = cls.parse(manifest)
         except Exception as e:  # noqa: BLE001 - whatever a broken manifest raises must end all ranks alike
             problem = problem or (str(e) if isinstance(e, AgentError) else f"{type(e).__name__}: {e}")
-        answers = comm.gather((problem, mine and mine.step))
-        problems = [f"rank {r}: {p}" for r, (p, _) in zip(comm.ranks, answers, strict=True) if p]
+        answers = comm.gather((problem, mine and mine.step, mine and (mine.passes, mine.turn)))
+        problems = [f"rank {r}: {p}" for r, (p, *_) in zip(comm.ranks, answers, strict=True) if p]
         if problems or mine is None:
             raise ConfigurationError("; ".join(problems[:3]))
-        if any(step != mine.step for _, step in answers):
-            raise ConfigurationError(f"Ranks loaded different steps: {[step for _, step in answers]}.")
+        if any(step != mine.step for _, step, _ in answers):
+            raise ConfigurationError(f"Ranks loaded different steps: {[step for _, step, _ in answers]}.")
+        if any(booked != answers[0][2] for *_, booked in answers):  # the next audits follow from it
+            raise ConfigurationError(
+                f"Ranks loaded different manifests of step {mine.step}: their last passed checks are not the "
+                "same. Give every rank the one that was saved with the checkpoint."
+            )
         return mine
 
     def compare(self, module: nn.Module, state: Mapping[str, Tensor], comm: Comm) -> str | None:

@@ -8,7 +8,7 @@ is the same on every rank, and a word that differs when the ranks do not keep th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,8 +18,9 @@ from torch.optim import Optimizer
 def state_tensors(optimizers: Sequence[Optimizer], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Every tensor of the optimizers' state, such as "optimizer state exp_avg of head.weight".
 
-    Numbers that are no tensors (counters of old optimizers) are left out, and so is what belongs to none of
-    `parameters`, which are those of the model and the tensors that optimizers hold for them.
+    What lies in lists and dicts in there (preconditioners) is found as well. Numbers that are no tensors
+    (counters of old optimizers) are left out, and so is what belongs to none of `parameters`, which are those
+    of the model and the tensors that optimizers hold for them.
     """
     found: dict[str, Tensor] = {}
     names = {id(p): name for name, p in parameters.items()}
@@ -29,12 +30,26 @@ def state_tensors(optimizers: Sequence[Optimizer], parameters: Mapping[str, Tens
                 state = optimizer.state.get(p, {})
                 if id(p) not in names or not isinstance(state, Mapping):
                     continue
-                found |= {
-                    f"optimizer state {key} of {names[id(p)]}": value
-                    for key, value in sorted(state.items(), key=lambda entry: str(entry[0]))
-                    if isinstance(value, Tensor)
-                }
+                for key, value in _sorted(state):
+                    kept = _inside(value, f"{STATE}{key}")
+                    found |= {f"{name} of {names[id(p)]}": tensor for name, tensor in kept}
     return found
+
+
+def _inside(value: object, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of one entry, with where they lie."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, (list, tuple)):
+        for i, member in enumerate(value):
+            yield from _inside(member, f"{name}[{i}]")
+    elif isinstance(value, Mapping):
+        for key, member in _sorted(value):
+            yield from _inside(member, f"{name}[{key!r}]")
+
+
+def _sorted(entries: Mapping[object, object]) -> list[tuple[object, object]]:
+    return sorted(entries.items(), key=lambda entry: str(entry[0]))
 
 
 def of_unknown_optimizers(optimizers: Sequence[Optimizer], names: Iterable[str]) -> frozenset[str]:

@@ -254,6 +254,15 @@ def unseen_save(step: int, last: int | None, schedule: Schedule) -> Configuratio
     )
 
 
+def state_unseen(schedule: Schedule) -> str:
+    """What `before_save` notes where the weights were compared, and nothing that is saved beside them."""
+    return (
+        "checkpoints were saved whose moments, master weights and buffers were not compared at their step: "
+        f"save at multiples of ckpt_every={schedule.ckpt_every}, choose ckpt_every=None (each weight check "
+        "compares them then), or let all ranks call before_save(together=True)"
+    )
+
+
 def wrap_closure(
     args: tuple[Any, ...], kwargs: dict[str, Any], check: Callable[[], None]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

@@ -40,9 +40,9 @@ class Rhythm:
         """Whether there is a pace to keep, beside fixed intervals."""
         return self.pace.schedule.by_outcome
 
-    def restart(self, step: int) -> None:
-        """Training goes on from another step."""
-        self.pace = Pace(self.pace.schedule, step, self.pace.budget)
+    def restart(self, step: int, passed: int | None = None) -> None:
+        """Training goes on from another step; `passed`: of the last audit before it."""
+        self.pace = Pace(self.pace.schedule, step, self.pace.budget, passed)
 
     def due(self, step: int) -> bool:
         """Whether `step`, which begins, is audited; under `sdc bisect` as in the job, whatever the pace."""

@@ -102,7 +102,7 @@ class Update:
 
     def restart(self, step: int) -> None:
         """Training goes on from another step."""
-        self.rhythm.restart(step)
+        self.rhythm.restart(step, self.ledger.passes.audit or 0)
         self.layers.restart(step)
 
     def end(self) -> None:

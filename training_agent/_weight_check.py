@@ -17,11 +17,13 @@ from ._ledger import Ledger
 from ._masters import master_weights, still_held
 from ._optimizer_state import layout_word, of_unknown_optimizers, state_tensors
 from ._packing import pack, unpack
+from ._refusals import state_unseen, unseen_save
 from ._startup import Setup, word_of
 from ._steady_buffers import PREFIX, Apart, SteadyBuffers, judged, looks_like_a_flip
 from .checks.weights import Divergence
 from .contract import Finding, FindingKind
 
+STATE = "moments, master weights and buffers"
 _SHOWN = 3  # names in one sentence
 
 
@@ -35,6 +37,7 @@ class WeightCheck:
     steady: SteadyBuffers = field(init=False)
     masters: dict[str, Tensor] = field(init=False)
     _buffers_passed: int | None = None  # the step
+    _state_looked: int | None = None  # step of the last comparison of what is saved beside the weights
     _own: set[str] = field(default_factory=set)  # entries of the optimizer's state that are not compared
     _trusted: bool = False  # all entries were equal once after a step of this start
 
@@ -42,11 +45,33 @@ class WeightCheck:
         self.steady = SteadyBuffers(self.setup.module)
         self.masters = master_weights(self.setup.optimizers, self.setup.parameters)
 
+    @property
+    def unseen(self) -> str | None:
+        """What nobody has compared of what would be saved now."""
+        schedule, step = self.setup.schedule, self.ledger.step
+        if self.setup.weights_off is not None or not schedule.check_on_checkpoint:
+            return None
+        if self.ledger.passes.weights != step:
+            return "weights"
+        return STATE if schedule.optimizer_state and self._state_looked != step else None
+
+    def require_seen(self) -> None:
+        """Before a save; no collective, since some loops ask on their first rank alone.
+
+        Raises:
+            ConfigurationError: the weights of this step were not compared.
+        """
+        if self.unseen == STATE:
+            self.ledger.note(state_unseen(self.setup.schedule))
+        elif self.unseen:
+            raise unseen_save(self.ledger.step, self.ledger.passes.weights, self.setup.schedule)
+
     def look(self, *, state: bool) -> Sighting | None:
         """Compare what replicas hold now; `state`: beside the weights also what a save takes along."""
         kept: Mapping[str, Tensor] = {}
         buffers: tuple[str, ...] = ()
         if state:
+            self._state_looked = self.ledger.step
             kept, buffers = self._taking_part()
         divergence = self.examiner.compare_weights(kept, self.steady.tensors(buffers))
         step = self.ledger.step

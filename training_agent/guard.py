@@ -35,7 +35,7 @@ from ._latch import AlarmLatch
 from ._ledger import Ledger
 from ._manifest import LoadedManifest, common_digests
 from ._phase import Phase
-from ._refusals import refuse_forward, unseen_save, wrap_closure
+from ._refusals import refuse_forward, wrap_closure
 from ._replayer import Replayer
 from ._ring import Ring
 from ._start import Start
@@ -174,7 +174,8 @@ class Guard:
         """Refuse to save a state whose weights were not compared at this step; all ranks call it.
 
         Deferred mode judges the last step first. With `Schedule(check_on_checkpoint=False)` it may be saved:
-        "passed_at_this_step" of the manifest is then empty. `together`: what was not compared is now.
+        "passed_at_this_step" of the manifest is then empty. `together`: what was not compared is now, moments
+        too; without, a save at a weight check that did not look at those is noted.
 
         Raises:
             SdcAlarm: an alarm was raised before, or now.
@@ -182,12 +183,10 @@ class Guard:
         """
         self._latch.raise_again()
         self._update.drain()
-        schedule, last = self._setup.schedule, self._ledger.passes.weights
-        unseen = self._setup.weights_off is None and schedule.check_on_checkpoint and last != self.step
-        if unseen and together:
-            self._update.check_weights(state=schedule.optimizer_state)
-        elif unseen:
-            raise unseen_save(self.step, last, schedule)
+        if not together:
+            self._update.weights.require_seen()
+        elif self._update.weights.unseen:
+            self._update.check_weights(state=self._setup.schedule.optimizer_state)
 
     def manifest(self) -> dict[str, Any]:
         """What the checkpoint of this step carries for `after_load`: JSON-able. A collective under HSDP."""

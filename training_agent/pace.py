@@ -21,6 +21,7 @@ REMEMBERED = 64  # healthy steps behind a spike's median
 LEAST = 16  # of them before anything is a spike
 SPIKE = 4.0  # times the median
 PERMILLE = 1000
+NEVER = 1e9  # steps: what a budget next to nothing allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Pace:
     schedule: Schedule
     step: int = 0
     budget: str = "overhead_budget"  # its name in reasons
+    passed: int | None = None  # step of the last audit before this start that passed; None: not known
     _last: int = field(init=False)  # audit, or the start
     _watchful_until: int = field(init=False)
     _why: str = "a start"
@@ -46,6 +48,8 @@ class Pace:
 
     def __post_init__(self) -> None:
         self._last = self.step
+        if self.passed is not None and self.schedule.max_poisoned_steps is not None:
+            self._last = self.passed  # what this start begins with was not audited since
         self._watchful_until = self.step + WATCHFUL_STEPS
 
     def due(self, step: int) -> bool:
@@ -98,7 +102,7 @@ class Pace:
         if not self._costs:
             return Rate(self.schedule.audit_every or 1, f"{name}, until the first audit was measured")
         cost = median(self._costs) / PERMILLE  # a save or an evaluation may have come between
-        return Rate(_rounded(cost / budget), f"{name}, an audit costs {cost:.2f} steps")
+        return Rate(_rounded(min(cost / budget, NEVER)), f"{name}, an audit costs {cost:.2f} steps")
 
 
 def _rounded(steps: float) -> int:

@@ -29,6 +29,7 @@ MODES = (
     "two guards",
     "bad local rank",
     "foreign manifest",
+    "another manifest",
     "no memory to digest",
     UNCAUGHT,
 )
@@ -65,7 +66,8 @@ def take_over(guard: Guard, trouble: str) -> None:
     if trouble == "no memory to digest":
         _manifest.state_digests = _no_memory
     try:
-        guard.after_load({"step": 3} if trouble == "foreign manifest" else manifest)
+        own = {"last_audit_pass": 2} if trouble == "another manifest" else {}
+        guard.after_load({"step": 3} if trouble == "foreign manifest" else {**manifest, **own})
     finally:
         _manifest.state_digests = digests
         guard.abandon()

@@ -31,6 +31,7 @@ from tests.distributed.state_models import (
     CountingLater,
     Halves,
     Histogram,
+    Preconditioned,
     spoilt_statistics,
     unsteady_momentum,
 )
@@ -190,6 +191,11 @@ def moment_flipped(key: str, rank: int, step: int) -> Act:
     return act
 
 
+def preconditioner_flipped(job: Job, now: int) -> None:
+    if (RANK, now) == (2, 4):
+        flip(job.optimizer.state[job.held[0]]["GG"][1]["left"])
+
+
 def weight_flipped(job: Job, now: int) -> None:
     if (RANK, now) == (2, 2):  # at the first comparison of all
         flip(job.model.head.weight)
@@ -303,7 +309,19 @@ def blind(job: Job) -> dict[str, Any]:
         _statistics.Statistics.now = own  # type: ignore[method-assign]
 
 
+def saving(*, together: bool) -> Act:
+    """After step 4."""
+
+    def act(job: Job, now: int) -> None:
+        if now == 5:
+            assert job.guard is not None
+            job.guard.before_save(together=together)
+
+    return act
+
+
 ALONE = {"broadcast_buffers": False}
+ELSEWHERE = Schedule(None, 2, 100)  # saves are due at 100
 LONG = Schedule(None, 1, 1)
 PERSISTENT = statistics_fault(EVERYWHERE, range(3, 99))
 RUNS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -327,6 +345,14 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "data of all ranks": Job(hit=says((0, 1, 2))).run,
     "moment exp_avg": Job(hit=moment_flipped("exp_avg", 2, 4)).run,
     "moment exp_avg_sq": Job(hit=moment_flipped("exp_avg_sq", 0, 4)).run,
+    "moment, saved together": Job(
+        hit=moment_flipped("exp_avg", 2, 4), schedule=ELSEWHERE, between=saving(together=True), steps=5
+    ).run,
+    "moment, saved elsewhere": Job(
+        hit=moment_flipped("exp_avg", 2, 4), schedule=ELSEWHERE, between=saving(together=False), steps=5
+    ).run,
+    "preconditioner": Job(kind=Preconditioned).run,
+    "preconditioner, flipped": Job(kind=Preconditioned, hit=preconditioner_flipped).run,
     "counted by rank": Job(kind=Counting).run,
     "counted by rank, moment": Job(kind=Counting, hit=moment_flipped("exp_avg", 2, 4)).run,
     "counted by rank, weight": Job(kind=Counting, hit=weight_flipped).run,

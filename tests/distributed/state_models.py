@@ -129,3 +129,15 @@ class CountingLater(Counting):
     """Only once all were equal."""
 
     beginning = 4
+
+
+class Preconditioned(torch.optim.AdamW):
+    """Keeps matrices in a list, as SOAP and Shampoo do."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                rows = p.detach().reshape(len(p), -1)
+                if self.state[p]:  # AdamW makes its own where there is nothing
+                    self.state[p]["GG"] = [None, {"left": rows @ rows.T}]
+        super().step(closure)

@@ -18,6 +18,7 @@ SAYS = {
     "two guards": "this model has a guard already, and two would end each other's steps. close() the",
     "bad local rank": "rank 1: ValueError: invalid literal",
     "foreign manifest": "rank 1: after_load() got no manifest with digest version",
+    "another manifest": "Ranks loaded different manifests of step 0: their last passed checks",
     "no memory to digest": "rank 1: RuntimeError: DefaultCPUAllocator",
     UNCAUGHT: "rank 1: The node of this process is unknown",
 }

@@ -150,6 +150,28 @@ def test_what_an_optimizer_of_ones_own_counts_by_rank_is_left_out_by_name(runs: 
     assert (alarm.step, alarm.named_ranks) == (2, (2,))  # and not rank 1, which counts
 
 
+def test_a_save_between_two_checkpoint_steps_compares_moments_where_all_ranks_ask_and_says_so_otherwise(
+    runs: Results,
+) -> None:
+    alarm = the_alarm(runs["moment, saved together"])
+    assert (alarm.check, alarm.step, alarm.named_ranks) == (Check.WEIGHTS, 4, (2,))
+    assert alarm.divergent_tensors == ("optimizer state exp_avg of up.weight",)
+    (note,) = quiet(runs, "moment, saved elsewhere")["notes"]
+    assert note.startswith(
+        "checkpoints were saved whose moments, master weights and buffers were not compared"
+    )
+
+
+def test_what_an_optimizer_keeps_in_lists_and_dicts_is_compared(runs: Results) -> None:
+    manifest = quiet(runs, "preconditioner")
+    assert (manifest["state_tensors_compared"], manifest["notes"]) == (24, [])
+    alarm = the_alarm(runs["preconditioner, flipped"])
+    assert (alarm.step, alarm.named_ranks) == (4, ())
+    assert (
+        "optimizer state GG[1]['left'] of up.weight: the copy of rank 2 alone" in alarm.findings[0].evidence
+    )
+
+
 @pytest.mark.parametrize("name", ["counted by rank, later", "counted by rank, moment"])
 def test_what_changes_alone_in_an_optimizer_of_ones_own_stops_the_save_and_names_nobody(
     runs: Results, name: str

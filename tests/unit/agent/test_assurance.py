@@ -77,6 +77,21 @@ def test_a_start_from_a_checkpoint_goes_on_counting_and_what_an_alarm_threw_away
     assert got["seconds"]["plain"][0] == 17 + 18 - 1  # the first step of each start
 
 
+def test_a_start_that_tried_a_damaged_checkpoint_first_counts_the_older_one_alone(clock: list[float]) -> None:
+    before = start()
+    run(before, clock, 1, 20)
+    older = manifest(before, 20)
+    run(before, clock, 21, 40)
+    after = start()
+    for tried in (manifest(before, 40), older):
+        after.resume(tried)
+    once = start()
+    once.resume(older)
+    assert after.plain(20) == once.plain(20)
+    after.resume({"step": 7})
+    assert after.plain(7) == start(7).plain(7)
+
+
 def test_audits_with_the_kernels_of_every_step_are_counted_over_starts_that_had_others(
     clock: list[float],
 ) -> None:

@@ -44,6 +44,30 @@ def test_no_persistent_fault_lives_longer_than_was_asked_for(most: int, start: i
 
 
 @settings(max_examples=30)
+@given(st.integers(1, 200), st.lists(st.integers(1, 150), max_size=30))
+def test_no_persistent_fault_lives_longer_however_often_the_job_starts_again(
+    most: int, lives: list[int]
+) -> None:
+    """Each start comes back from a checkpoint of its own last step, which no audit may have seen."""
+    step, passed, applied = 0, 0, []
+    for life in lives:
+        pace = Pace(schedule(max_poisoned_steps=most), step, passed=passed)
+        for now in range(step + 1, step + life + 1):
+            if pace.due(now):
+                pace.audited(now)
+                applied.append(now - passed - 1)
+                passed = now
+        step += life
+    assert max([*applied, step - passed]) <= most
+
+
+def test_a_budget_next_to_nothing_is_an_interval_without_an_end() -> None:
+    pace = Pace(schedule(overhead_budget=5e-324), 0)
+    pace.measured(2000)
+    assert pace.rate(WATCHFUL_STEPS + 1).every == 10**9
+
+
+@settings(max_examples=30)
 @given(st.floats(0.001, 0.5), st.integers(100, 5000))
 def test_audits_stay_within_the_budget_once_their_cost_is_known(budget: float, cost: int) -> None:
     pace = Pace(schedule(overhead_budget=budget), 0)
