@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from ..checkpoint import CheckpointStore
 from ..checks.replay import LossFunction
-from ..errors import CheckpointError, ConfigurationError
+from ..errors import AgentError, CheckpointError, ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,16 @@ def build(spec: str, device: torch.device) -> Subject:
     """Call `module:function`, which returns the model, or `(model, compute_loss)`.
 
     Raises:
-        ConfigurationError: there is no such function, or it returned something else.
+        ConfigurationError: there is no such function, it failed, or it returned something else.
     """
-    made = call(spec)
+    try:
+        made = call(spec)
+    except AgentError:
+        raise
+    except Exception as e:
+        last = traceback.extract_tb(e.__traceback__)[-1]
+        where = f"{last.filename}, line {last.lineno}"
+        raise ConfigurationError(f"{spec} failed: {type(e).__name__}: {e} ({where}).") from e
     model, compute_loss = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise ConfigurationError(f"{spec} returned a {type(model).__name__}; return (model, compute_loss).")

@@ -7,6 +7,7 @@ pipeline; `--api` alone is enough to decide. Next: `reading` and `acting` do the
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -258,10 +259,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return e.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return Exit.INTERRUPTED
-    except Exception as e:
+    except Exception as e:  # noqa: BLE001 - see below
         show_usage = getattr(e, "show", None)  # click's usage errors
-        if show_usage is None:
-            raise
+        if show_usage is None:  # a fault of ours; Python's own code, 1, is an answer of some commands
+            traceback.print_exc()
+            return Exit.CANNOT_ASK
         show_usage()
         return Exit.USAGE
     return int(code or 0)

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from .._bisecting import Plan
 from .._trail import short_of
-from ..bisect import Case, Kind, Result, Seen, Start, Task, search
+from ..bisect import Case, Result, Start, Task, search
 from ..checkpoint import CheckpointStore
-from ..contract import Alarm, Check, ContractError, Env, ExitCode, decode, occurrence_key, trail_name
-from ..contract import delivery_key as key_of
-from ..shared_files import write_atomic
+from ..contract import Alarm, Check, ContractError, Env, ExitCode, decode, trail_name
+from .bisect_memory import Memory, points, remember, remembered
 from .failures import CannotAskError, CliError, Exit, NotFoundError
 from .launching import launch
 from .screen import Progress, Screen
@@ -65,19 +64,37 @@ def bisect(screen: Screen, wanted: Search, environ: Mapping[str, str]) -> Exit:
         return _without_replay(screen, alarm)
     trail = _trail(wanted, alarm)
     case = _case(wanted, alarm, trail)
-    memory = _remembered(wanted.state_file, alarm)
+    memory = remembered(wanted.state_file, alarm)
+    try:
+        move = _searched(screen, wanted, alarm, trail, case, memory, environ)
+    except OSError as e:
+        raise CannotAskError(
+            f"What the search remembers cannot be kept at {wanted.state_file}: {e}.", "--state FILE"
+        ) from e
+    return _tell(screen, alarm, move, memory.updates)
+
+
+def _searched(
+    screen: Screen,
+    wanted: Search,
+    alarm: Alarm,
+    trail: Mapping[str, Any],
+    case: Case,
+    memory: Memory,
+    environ: Mapping[str, str],
+) -> Result:
+    """Launch after launch, until it is decided or the bound is reached."""
     with screen.progress("searching") as progress:
         while isinstance(move := search(case, memory.seen), Task):
             task = move.within(wanted.max_updates - memory.updates)
             if task is None:
                 text = f"{memory.updates} updates were computed, up to {move.updates} more are needed"
-                move = Result(None, None, False, f"{text}, and --max-updates is {wanted.max_updates}")
-                break
+                return Result(None, None, False, f"{text}, and --max-updates is {wanted.max_updates}")
             try:
                 _compute(wanted, task, memory, trail, progress, environ)
             finally:  # also what a launch computed that failed or was interrupted
-                _remember(wanted.state_file, alarm, memory)
-    return _tell(screen, alarm, move, memory.updates)
+                remember(wanted.state_file, alarm, memory)
+    return move
 
 
 def _alarm(path: Path) -> Alarm:
@@ -109,14 +126,10 @@ def _case(wanted: Search, alarm: Alarm, trail: Mapping[str, Any]) -> Case:
 
     Points on the way to the window are no suspects; one that is equal shows that replays give the job's bits.
     """
-    folder = wanted.checkpoints
-    if folder is None and alarm.resume_from is not None:
-        folder = Path(alarm.resume_from.path).parent
-    if folder is None or not folder.is_dir():
-        raise NotFoundError(f"There is no checkpoint folder {folder or ''}.", "--checkpoints FOLDER")
     first, last = alarm.suspect_window
     found: dict[int, Start] = {}
-    for info in sorted(CheckpointStore(folder, 1).list(), key=lambda c: (c.step, _number(c.path))):
+    saved = () if (folder := _folder(wanted, alarm)) is None else CheckpointStore(folder, 1).list()
+    for info in sorted(saved, key=lambda c: (c.step, _number(c.path))):
         inside = first <= info.step < alarm.step
         if not info.complete or info.doubtful != inside or (info.doubtful and not _marked(info.path)):
             continue  # replaced, or of another alarm
@@ -134,6 +147,20 @@ def _case(wanted: Search, alarm: Alarm, trail: Mapping[str, Any]) -> Case:
     return Case(tuple(sorted(known.items())), tuple(starts))
 
 
+def _folder(wanted: Search, alarm: Alarm) -> Path | None:
+    """Where the job's checkpoints are; None: it had none, and the window reaches back to its start."""
+    folder = wanted.checkpoints
+    if folder is None and alarm.resume_from is not None:
+        folder = Path(alarm.resume_from.path).parent
+    if folder is None and alarm.suspect_window[0] == 1:
+        return None
+    if folder is None:
+        raise NotFoundError("The alarm knows no checkpoint from before its window.", "--checkpoints FOLDER")
+    if not folder.is_dir():
+        raise NotFoundError(f"There is no checkpoint folder {folder}.", "--checkpoints FOLDER")
+    return folder
+
+
 def _marked(path: Path) -> bool:
     return ".doubtful-" in path.name
 
@@ -147,7 +174,7 @@ def _number(path: Path) -> int:
 def _compute(
     wanted: Search,
     task: Task,
-    memory: _Memory,
+    memory: Memory,
     trail: Mapping[str, Any],
     progress: Progress,
     environ: Mapping[str, str],
@@ -182,8 +209,7 @@ def _compute(
     try:
         ended = launch(wanted.launch, environment, heard)
     finally:
-        lines = record.read_text().splitlines() if record.exists() else []
-        found = {int(step): str(digest) for step, digest in map(json.loads, lines)}
+        found = dict(points(record))
         memory.seen.of(task.kind).update(found)
         memory.updates += max(found, default=task.start.step) - task.start.step
     if ended.code:
@@ -200,48 +226,10 @@ def _compute(
 
 
 def _fresh(folder: Path) -> Path:
-    number = len(list(folder.glob("launch-*"))) + 1 if folder.is_dir() else 1
-    made = folder / f"launch-{number}"
+    numbers = (path.name.removeprefix("launch-") for path in folder.glob("launch-*"))
+    made = folder / f"launch-{max((int(n) for n in numbers if n.isdecimal()), default=0) + 1}"
     made.mkdir(parents=True)
     return made
-
-
-@dataclass(slots=True)
-class _Memory:
-    """What all launches gave so far."""
-
-    seen: Seen = field(default_factory=Seen)
-    updates: int = 0  # computed
-
-
-def _remembered(path: Path, alarm: Alarm) -> _Memory:
-    """What earlier launches gave.
-
-    Raises:
-        CannotAskError: the file is damaged, or of another alarm.
-    """
-    if not path.exists():
-        return _Memory()
-    try:
-        plain = json.loads(path.read_text())
-        if plain["alarm"] != _key(alarm):
-            raise ValueError("it belongs to another alarm")
-        seen = Seen(*({int(s): str(d) for s, d in plain[k.value].items()} for k in Kind))
-        return _Memory(seen, int(plain["updates"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise CannotAskError(
-            f"The state file {path} cannot be used: {e}.", "--state FILE, or move it away"
-        ) from e
-
-
-def _remember(path: Path, alarm: Alarm, memory: _Memory) -> None:
-    plain = {"alarm": _key(alarm), "updates": memory.updates}
-    plain |= {kind.value: memory.seen.of(kind) for kind in Kind}
-    write_atomic(path, json.dumps(plain, indent=1).encode())
-
-
-def _key(alarm: Alarm) -> str:
-    return occurrence_key(key_of(alarm), alarm.job.attempt)
 
 
 def _without_replay(screen: Screen, alarm: Alarm) -> Exit:

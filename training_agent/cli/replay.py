@@ -53,26 +53,24 @@ def replay(screen: Screen, wanted: Wanted, environ: Mapping[str, str], client: C
         CannotAskError: it cannot be computed here, or the receipt could not be delivered.
         UsageError: a receipt without an incident, or a number of repeats below one.
     """
-    if wanted.repeat < 1:
-        raise UsageError(f"--repeat {wanted.repeat}: give a number from 1 on.", "sdc replay --help")
-    if (wanted.receipt or wanted.publish) and not wanted.incident:
-        raise UsageError("A receipt belongs to an incident.", "--incident ID, as the mail shows it")
-    if wanted.incident:
-        checked(wanted.incident)
-    if not wanted.capsule.is_file():
-        raise NotFoundError(f"There is no capsule {wanted.capsule}.", "Alarms list theirs as `capsules`.")
+    _require(wanted)
     try:
         capsule, outcome = _compute(screen, wanted)
         receipt = _receipt(capsule, outcome, wanted, environ)
     except (AgentError, ContractError, OSError, ImportError) as e:
         raise CannotAskError(str(e), "Run it in the training image, with the job's own model.") from e
+    except SystemExit as e:  # whatever it asked for: codes 0 and 1 are answers of this command
+        raise CannotAskError(
+            f"the code behind --model {wanted.model} ended the process (sys.exit({e.code!r})).",
+            "Name a function that returns the model; a script's own start belongs under __main__.",
+        ) from None
     code = _CODES[outcome.answer.value]
     if outcome.reference is not None and wanted.save_reference is not None:
         from ..capsule.recompute import reference_text
 
-        wanted.save_reference.write_text(reference_text(outcome.reference))
+        _write(wanted.save_reference, reference_text(outcome.reference))
     if receipt is not None and wanted.receipt is not None:
-        wanted.receipt.write_text(encode(receipt))
+        _write(wanted.receipt, encode(receipt))
     delivered = _publish(receipt, wanted, environ, client)
     screen.document(
         {
@@ -96,6 +94,30 @@ def replay(screen: Screen, wanted: Wanted, environ: Mapping[str, str], client: C
 
 
 _CODES = {"equal": Exit.DONE, "different": Exit.NO, "undecided": Exit.CANNOT_ASK}
+
+
+def _require(wanted: Wanted) -> None:
+    """What can be known before the work."""
+    if wanted.repeat < 1:
+        raise UsageError(f"--repeat {wanted.repeat}: give a number from 1 on.", "sdc replay --help")
+    if (wanted.receipt or wanted.publish) and not wanted.incident:
+        raise UsageError("A receipt belongs to an incident.", "--incident ID, as the mail shows it")
+    if wanted.incident:
+        checked(wanted.incident)
+    if not wanted.capsule.is_file():
+        raise NotFoundError(f"There is no capsule {wanted.capsule}.", "Alarms list theirs as `capsules`.")
+    for path in filter(None, (wanted.save_reference, wanted.receipt)):
+        if not path.parent.is_dir():
+            raise NotFoundError(
+                f"There is no folder {path.parent} to write {path.name} into.", "Make it first."
+            )
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as e:
+        raise CannotAskError(f"{path} cannot be written: {e}.", "Give another place.") from e
 
 
 def _compute(screen: Screen, wanted: Wanted) -> tuple[Capsule, Outcome]:

@@ -14,6 +14,7 @@ from tests.events import builder
 from training_agent import CheckpointStore
 from training_agent.bisect import Case, Kind, Result, Seen, Start, Task, search
 from training_agent.cli.app import main
+from training_agent.cli.bisect_memory import points
 from training_agent.contract import Check, ResumePoint, encode
 
 WINDOW = range(21, 30)
@@ -185,6 +186,34 @@ def test_a_record_on_the_way_to_the_window_calibrates_the_search(
         assert code == 4 and "proves nothing" in shown
     else:
         assert code == 0 and "one of the updates 31 to 39 is the first poisoned one" in shown
+
+
+def test_a_job_without_any_checkpoint_is_replayed_from_its_start(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alarm = builder.alarm(builder.culprit(3), suspect_window=(1, 30), resume_from=None)
+    (job / "spool" / "alarm.json").write_text(encode(alarm))
+    assert bisect(job) == 0
+    assert "Last checkpoint before it: step 0, the start." in " ".join(capsys.readouterr().out.split())
+    later = builder.alarm(builder.culprit(3), suspect_window=(21, 30), resume_from=None)
+    (job / "spool" / "alarm.json").write_text(encode(later))
+    assert bisect(job, "--state", str(job / "other.json")) == 3
+    assert "The alarm knows no checkpoint from before its window" in " ".join(capsys.readouterr().err.split())
+
+
+def test_lines_cut_off_and_folders_taken_away_stop_no_search(job: Path) -> None:
+    record = job / "record.jsonl"
+    record.write_text('[1, "a"]\n[2, "b')
+    assert dict(points(record)) == {1: "a"}
+    assert bisect(job, dies_at=23) == 4
+    (job / "spool" / "alarm.bisect.d" / "launch-1").rename(job / "spool" / "alarm.bisect.d" / "launch-7")
+    assert bisect(job) == 0
+    assert len(list((job / "spool" / "alarm.bisect.d").iterdir())) == 3
+
+
+def test_a_memory_that_cannot_be_kept_is_said(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bisect(job, "--state", str(job / "launch.py" / "state.json")) == 4
+    assert "What the search remembers cannot be kept at" in " ".join(capsys.readouterr().err.split())
 
 
 def test_it_refuses_what_it_cannot_use(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from training_agent.capsule.container import MAGIC, from_bytes, to_bytes
 from training_agent.capsule.content import load
 from training_agent.capsule.recompute import Answer, Outcome, replay
 from training_agent.capsule.subject import build
+from training_agent.cli import computing
 from training_agent.cli.app import main
 from training_agent.contract import Contest, Finding, FindingKind, Vote
 from training_agent.errors import CapsuleError
@@ -342,3 +343,50 @@ def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.Capture
     shown = capsys.readouterr().out
     assert "Equal: 1 of 1 repeats are equal to the majority of the job's ranks." in " ".join(shown.split())
     assert wrong(load(Path(capsule.ref.path), CPU).capture) not in shown
+
+
+def fails() -> NoReturn:
+    raise RuntimeError("out of memory")
+
+
+def ends() -> NoReturn:
+    raise SystemExit(0)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("fails", "fails failed: RuntimeError: out of memory ("),
+        ("ends", "ends ended the process (sys.exit(0))"),
+    ],
+)
+def test_code_that_fails_or_leaves_is_no_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, said: str
+) -> None:
+    """Python's own exit codes are "equal" and "different" here."""
+    capsule = sealed(tmp_path)
+    assert capsule is not None
+    write(capsule)
+    assert main(["replay", capsule.ref.path, "--model", f"{__name__}:{model}"]) == 4
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_error_of_the_command_itself_is_no_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> NoReturn:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(computing, "run_replay", broken)
+    assert main(["replay", "capsule", "--model", MODEL]) == 4
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--save-reference", "--receipt"])
+def test_an_answer_that_cannot_be_kept_is_said_before_it_is_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    (tmp_path / "capsule").write_text("hello")
+    place = ["--incident", "0123456789abcdef", option, str(tmp_path / "nowhere" / "file")]
+    assert main(["replay", str(tmp_path / "capsule"), "--model", MODEL, *place]) == 3
+    assert "There is no folder" in capsys.readouterr().err
