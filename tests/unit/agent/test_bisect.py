@@ -206,7 +206,7 @@ def test_lines_cut_off_and_folders_taken_away_stop_no_search(job: Path) -> None:
     record.write_text('[1, "a"]\n[2, "b')
     assert dict(points(record)) == {1: "a"}
     assert bisect(job, dies_at=23) == 4
-    (job / "spool" / "alarm.bisect.d" / "launch-1").rename(job / "spool" / "alarm.bisect.d" / "launch-7")
+    (job / "spool" / "alarm.bisect.d" / "launch-1").rename(job / "spool" / "alarm.bisect.d" / "launch-2")
     assert bisect(job) == 0
     assert len(list((job / "spool" / "alarm.bisect.d").iterdir())) == 3
 
