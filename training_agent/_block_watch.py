@@ -23,6 +23,7 @@ from ._blocks import Block
 from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence, Recorder
 from ._leaves import inside_backward
+from ._readable import readable
 from ._refusals import kept_out
 from ._step_record import MicroBatch, StepRecord
 from ._walk import copied_buffers
@@ -186,6 +187,9 @@ class BlockWatch:
         self._mode.leave()
         recorder, capture = self._recorder, self._capture
         if recorder is None or capture is None:
+            return None
+        if not all(map(readable, output_tensors(output))):
+            self._problem, self._recorder = "returns tensors without bytes of their own", None
             return None
         output, joined = apart(output)
         for tensor in output_tensors(output):

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from ._capture import Capture
 from ._comm import Comm
+from ._readable import kind_of, readable
 from ._ring import Answer
 from .checks.replay import output_tensors
 from .contest import MAX_CONTESTED, Contested, places_of
@@ -83,6 +84,8 @@ def signature(capture: Capture) -> str:
     """What a compiler may choose a graph by: kinds and shapes of the arguments, flags, switches."""
 
     def kind(value: Any) -> object:
+        if isinstance(value, Tensor) and not readable(value):  # sizes and strides may be unknown
+            return str(value.dtype), kind_of(value)
         if isinstance(value, Tensor):
             return str(value.dtype), tuple(value.shape), value.stride()
         if isinstance(value, (bool, int, float, str, type(None))):

@@ -25,6 +25,7 @@ from ._step_record import MicroBatch
 from .contest import places_of
 from .contract import Check, Finding, FindingKind, Pair
 from .digest import digest
+from .errors import in_short
 from .placement import RankMap
 
 RebuildBatch = Callable[[int, int], Any]  # step, rank
@@ -56,7 +57,7 @@ class DataPath:
         try:
             used = contents((args[0] if len(args) == 1 else args, *batch.capture.kwargs.values()))
         except Exception as e:  # noqa: BLE001 - whatever is wrong here must not leave others waiting
-            problem = f"the batch of rank {own} cannot be digested: {type(e).__name__}: {e}"
+            problem = f"the batch of rank {own} cannot be digested: {in_short(e)}"
         # How many micro-batches an update has may differ by rank, and so what is rebuilt.
         theirs: dict[int, tuple[str, int, int]] = dict(
             zip(ranks, self.comm.gather((used, micro_batches, batch.backward)), strict=True)
@@ -67,9 +68,7 @@ class DataPath:
                 built = self.rebuild(step, target)
             again = contents((built if several == 1 else built[index],))
         except Exception as e:  # noqa: BLE001 - the same for the user's code
-            problem = (
-                problem or f"rebuild_batch({step}, {target}) failed on rank {own}: {type(e).__name__}: {e}"
-            )
+            problem = problem or f"rebuild_batch({step}, {target}) failed on rank {own}: {in_short(e)}"
         wrong = again != expected
         if not any(self.comm.total([bool(problem), wrong])):
             return None

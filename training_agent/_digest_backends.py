@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import _digest_portable
+from ._readable import kind_of, readable
 from .digest import WORDS
 from .log_line import log_line
 
@@ -19,9 +20,16 @@ _chosen: dict[str, Backend] = {}  # by device type
 
 
 def table(tensors: Sequence[Tensor], split_words: int) -> Tensor:
-    """Digest each tensor into a row on the first one's device."""
+    """Digest each tensor into a row on the first one's device.
+
+    Raises:
+        TypeError: one is sparse, nested, on the meta device, or its storage was given back.
+    """
     if not tensors:
         return torch.zeros(0, WORDS, dtype=torch.int64, device="cpu")
+    for number, tensor in enumerate(tensors):
+        if not readable(tensor):  # a backend would read address 0, or fail and give way for good
+            raise TypeError(f"tensor {number} of {len(tensors)} has no bytes to digest: {kind_of(tensor)}")
     home = tensors[0].device
     devices = dict.fromkeys(t.device for t in tensors)
     if len(devices) == 1:

@@ -28,6 +28,7 @@ FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC")
 WIDTHS = ("plain", "AVX2", "AVX-512")
 _COMPILERS = ("cc", "gcc", "clang")
 _TIMEOUT_S = 60
+_HASH = 32  # bytes
 
 
 class NoCompiledDigest(Exception):
@@ -42,7 +43,7 @@ def library() -> ctypes.CDLL:
         NoCompiledDigest: no compiler, no place to write, or a wrong answer.
     """
     try:
-        return _checked(_load())
+        return _from_cache() or _made_here()
     except (OSError, subprocess.SubprocessError) as e:
         raise NoCompiledDigest(f"it could not be compiled or loaded: {e}") from e
 
@@ -76,7 +77,7 @@ def _call(lib: ctypes.CDLL, tensors: Sequence[Tensor], split_words: int, width: 
 
 def _plain(tensor: Tensor) -> Tensor:
     """The tensor as plain row-major memory; itself where it is that already."""
-    t = tensor.detach()
+    t = tensor.int_repr() if tensor.is_quantized else tensor.detach()
     if t.is_neg() or t.is_conj():
         t = t.resolve_conj().resolve_neg()
     return t if t.is_contiguous() else t.contiguous()
@@ -96,16 +97,27 @@ def compiler() -> str | None:
 # -- building ------------------------------------------------------------------------------------------
 
 
-def _load() -> ctypes.CDLL:
-    name = f"digest-{_fingerprint()}.so"
+def _from_cache() -> ctypes.CDLL | None:
+    """What lies in the user's cache, built there where it is missing or damaged; None: no such place."""
     folder = _cache()
-    if folder is not None:
-        if not (folder / name).exists():
-            _compile(folder / name)
-        return ctypes.CDLL(str(folder / name))
+    if folder is None:
+        return None
+    target = folder / f"digest-{_fingerprint()}.so"
+    if not _sound(target):
+        if not os.access(folder, os.W_OK):
+            return None
+        _compile(target)
+    try:
+        return _checked(ctypes.CDLL(str(target)))
+    except OSError:  # another machine's C library, or no code may run from there
+        return None
+
+
+def _made_here() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as own:  # loaded code outlives its file
-        _compile(Path(own) / name)
-        return ctypes.CDLL(str(Path(own) / name))
+        target = Path(own) / "digest.so"
+        _compile(target)
+        return _checked(ctypes.CDLL(str(target)))
 
 
 def _fingerprint() -> str:
@@ -115,15 +127,23 @@ def _fingerprint() -> str:
 
 def _cache() -> Path | None:
     """A folder that only this user can write, so that nobody else's code is loaded; None: there is none."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    folder = Path(base) / "training-agent"
     try:
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+        folder = Path(base) / "training-agent"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = folder.stat()
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError):  # the latter: a user without a home
         return None
-    safe = facts.st_uid == os.geteuid() and not facts.st_mode & 0o022 and os.access(folder, os.W_OK)
-    return folder if safe else None
+    return folder if facts.st_uid == os.geteuid() and not facts.st_mode & 0o022 else None
+
+
+def _sound(target: Path) -> bool:
+    """Whether the file is whole: loading a piece of one can end the process. Its hash lies at its end."""
+    try:
+        data = target.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(data[:-_HASH]).digest() == data[-_HASH:]
 
 
 def _compile(target: Path) -> None:
@@ -141,6 +161,8 @@ def _compile(target: Path) -> None:
         )
         if done.returncode != 0:
             raise NoCompiledDigest(f"{program} failed: {done.stderr.strip()[-300:]}")
+        with built.open("ab") as file:
+            file.write(hashlib.sha256(built.read_bytes()).digest())
         built.replace(target)
 
 

@@ -41,6 +41,8 @@ def table(tensors: Sequence[Tensor], split_words: int = SPLIT_WORDS) -> Tensor:
 
 def bytes_of(tensor: Tensor) -> Tensor:
     """Row-major bytes of a tensor as uint8 [bytes]; a view where the layout allows it."""
+    if tensor.is_quantized:
+        tensor = tensor.int_repr()
     t = tensor.detach().resolve_conj().resolve_neg()
     if t.is_complex():
         t = torch.view_as_real(t)

@@ -15,7 +15,9 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from ._readable import kind_of, readable, readable_ones
 from .digest import digest
+from .warn_once import warn_once
 
 _HALF = {torch.float16, torch.bfloat16}
 _ABSENT, _FINITE, _NONFINITE = 0, 1, -1  # whole rows of three equal words
@@ -100,7 +102,10 @@ class Recorder:
 
     def output(self, tensor: Tensor) -> None:
         """Take one output tensor of the wrapped module; at depth FINITENESS the loss tells for it."""
-        if self.depth is not Depth.FINITENESS:
+        if not readable(tensor):
+            text = "an output of the model is not compared by audits, it has no bytes of its own:"
+            warn_once("unreadable outputs", f"{text} {kind_of(tensor)}")
+        elif self.depth is not Depth.FINITENESS:
             self._outputs.append(self._row(tensor.detach()))
 
     def returned(self, outputs: Iterable[Tensor], statistics: Sequence[Tensor]) -> None:
@@ -166,12 +171,15 @@ def size_of(tensors: Sequence[Tensor]) -> Tensor | None:
     A module's output gradient is shipped as truth, NaN included, so what a faulty forward returned must be
     compared as well.
     """
-    norms = [norm(t.detach()).float() for t in tensors if t.is_floating_point() or t.is_complex()]
+    floating = [t for t in readable_ones(tensors) if t.is_floating_point() or t.is_complex()]
+    norms = [norm(t.detach()).float() for t in floating]
     return torch.stack(norms).abs().max() if norms else None
 
 
 def norm(tensor: Tensor) -> Tensor:
     """2-norm as a scalar on the device, in float32 at least, from one read."""
+    if tensor.element_size() == 1:  # torch has no norm of eight-bit floats
+        tensor = tensor.float()
     wide = torch.float32 if tensor.dtype in _HALF else None
     result: Tensor = torch.linalg.vector_norm(tensor, dtype=wide)
     return result

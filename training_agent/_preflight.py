@@ -19,12 +19,13 @@ from torch.utils._pytree import tree_leaves
 from ._comm import Comm
 from ._compilers import eagerly
 from ._evidence import Depth, Evidence
+from ._readable import readable_ones
 from ._ring import COMPUTE_ERRORS
 from ._sharding import Sharding
 from .checks.sharded import local_part
 from .determinism import deterministic
 from .digest import digest
-from .errors import ConfigurationError
+from .errors import ConfigurationError, in_short
 
 Run = Callable[[Depth], Evidence]
 _COLLECTIVES = ("c10d", "_c10d_functional")
@@ -117,7 +118,7 @@ def _try(
     except COMPUTE_ERRORS as e:
         if together:
             raise
-        return _Answer(False, False, f"{type(e).__name__}: {e}"), None
+        return _Answer(False, False, in_short(e)), None
     if first.agrees(second):
         return _SOUND, first
     if first.agrees_but_for_statistics(second):
@@ -170,7 +171,7 @@ class _Journal(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name += f" in {node.name()}"
         rows: list[list[int]] = []
         if self._digests and "empty" not in name:  # whatever lay in that memory
-            tensors = [local_part(t) for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+            tensors = readable_ones(local_part(t) for t in tree_leaves(out) if isinstance(t, torch.Tensor))
             with torch.utils._python_dispatch._disable_current_modes():
                 rows = digest([t.detach() for t in tensors]).tolist() if tensors else []
         self.lines.append((name, rows))

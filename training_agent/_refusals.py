@@ -18,6 +18,8 @@ from torch.optim import LBFGS, Optimizer
 
 from ._leaves import inside_backward
 from ._masters import master_weights
+from ._readable import readable
+from .checks.sharded import is_sharded
 from .errors import ConfigurationError
 from .schedule import Schedule
 
@@ -161,6 +163,15 @@ def refuse_tensors(module: nn.Module, parameters: dict[str, nn.Parameter]) -> No
     if sparse:
         raise ConfigurationError(
             f"{', '.join(sparse[:3])}: sparse gradients are not checked. Build the layer with sparse=False."
+        )
+    every = module.named_parameters()
+    empty = [
+        f"{name} ({type(p.data).__name__})" for name, p in every if not is_sharded(p) and not readable(p)
+    ]
+    if empty:
+        raise ConfigurationError(
+            f"{', '.join(empty[:3])}: parameters without bytes of their own (on the meta device, or a "
+            "subclass that wraps other tensors, such as NF4Tensor) are not checked. Use plain ones."
         )
     fused = [name for name, p in parameters.items() if hasattr(p, "_in_backward_optimizers")]
     if fused:

@@ -22,6 +22,7 @@ from ._packing import PACK_ERRORS, Parcel, pack, unpack
 from ._phase import Phase
 from .attribution import Contested
 from .contract import Pair
+from .errors import in_short
 
 Recompute = Callable[[Capture, Phase, Depth], Evidence]
 
@@ -108,7 +109,7 @@ class Ring:
         try:
             parcel = pack((None if nbytes else capture, original), comm.device)
         except PACK_ERRORS as e:
-            problem = f"rank {comm.rank} cannot send its batch: {e}"
+            problem = f"rank {comm.rank} cannot send its batch: {in_short(e)}"
             parcel = pack(None, comm.device)
         nbytes += parcel.body.numel()
         content, trouble = self._opened(comm.swap(parcel, to=replayer, source=target), letter, target)
@@ -182,8 +183,8 @@ class Ring:
                 capture = unpack(letter, self._device)
             return (capture, original), ""
         except PACK_ERRORS as e:
-            kind = type(e).__name__
-            return None, f"rank {self.comm.rank} cannot rebuild the batch of rank {target}: {kind}: {e}"
+            text = f"rank {self.comm.rank} cannot rebuild the batch of rank {target}"
+            return None, f"{text}: {in_short(e)}"
 
     def _neighbours(self, targets: Sequence[int]) -> tuple[int, int]:
         """Whose micro-batch this rank replays, and who replays this rank's."""
@@ -198,8 +199,8 @@ class Ring:
         except COMPUTE_ERRORS as e:
             if self._together:  # the others wait inside this computation, no answer would reach them
                 raise
-            kind = type(e).__name__
-            return None, f"rank {self.comm.rank} cannot recompute the batch of rank {target}: {kind}: {e}"
+            text = f"rank {self.comm.rank} cannot recompute the batch of rank {target}"
+            return None, f"{text}: {in_short(e)}"
 
 
 def mismatching(ranks: Sequence[int], targets: Sequence[int], flags: Sequence[bool]) -> tuple[Pair, ...]:

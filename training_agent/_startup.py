@@ -42,7 +42,7 @@ from .checks.replay import LossFunction
 from .contract import Env
 from .determinism import environment, require_cublas_workspace
 from .digest import digest
-from .errors import AgentError, ConfigurationError
+from .errors import AgentError, ConfigurationError, in_short
 from .placement import RankMap, partners, rank_map_of
 from .policy import Mode, Naming, Policy
 from .report import Reporter
@@ -198,7 +198,7 @@ def agree_on_setup(
         refuse_optimizers(optimizers, parameters)
         _refuse_unknown(wishes)
     except Exception as e:  # noqa: BLE001 - whatever is wrong on one rank must end all of them alike
-        problem = str(e) if isinstance(e, AgentError) else f"{type(e).__name__}: {e}"
+        problem = str(e) if isinstance(e, AgentError) else in_short(e)
     shapes = {name: (str(p.dtype), tuple(p.shape)) for name, p in parameters.items()}
     facts = {
         "schedule": repr(wishes.schedule),

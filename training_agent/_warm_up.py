@@ -17,7 +17,7 @@ from torch import nn
 from ._aside import other_leaves, put_aside, reducing
 from ._capture import DeviceState, kept_rng
 from ._walk import copied_buffers
-from .checks.replay import output_tensors
+from .checks.replay import output_tensors, seeded
 from .determinism import deterministic, explained
 
 
@@ -68,5 +68,5 @@ def warm_up(
 
 def backward_from_outputs(output: Any) -> None:
     """A backward without a loss function, good enough to be thrown away."""
-    roots = [t for t in output_tensors(output) if t.requires_grad]
+    roots = seeded(output)
     torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])

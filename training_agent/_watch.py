@@ -19,6 +19,7 @@ from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence, Recorder, finiteness, size_of
 from ._kept import KeptValues
 from ._leaves import Leaves, Stop, inside_backward
+from ._readable import readable, readable_ones
 from ._startup import Setup
 from ._statistics import Statistics
 from ._step_record import MicroBatch, StepRecord
@@ -122,13 +123,16 @@ class StepWatch:
         inside: set[int] = set()
         if not self.in_loss:
             output, inside = apart(output)
-        tensors = list(output_tensors(output))
+        every = list(output_tensors(output))
+        tensors = readable_ones(every)
         if self._recorder is not None and self._is_chosen:
             left = self.statistics.now()
-            self._recorder.returned(tensors, left)
+            self._recorder.returned(every, left)
             self.batches[-1].outputs = _add(self.batches[-1].outputs, [*tensors, *left])
         if not self.in_loss:
             self.batches[-1].loss = size_of(tensors)
+            if any(t.requires_grad and not readable(t) for t in every):
+                self.batches[-1].outside = "the backward may begin at an output without bytes of its own"
             self._watch_seeds([t for t in tensors if t.requires_grad], inside)
         return output
 
@@ -207,7 +211,7 @@ class StepWatch:
         else:
             nbytes = sum(map(self._leaves.nbytes, seen)) + batch.outputs[1]
             wanted = len(seen) + batch.outputs[0], nbytes
-        if seen and (recorder.tensors, recorder.nbytes) == wanted:
+        if seen and wanted[0] and (recorder.tensors, recorder.nbytes) == wanted:
             return None
         return (
             f"{recorder.tensors} tensors with {recorder.nbytes} bytes were digested, "

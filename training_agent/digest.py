@@ -34,11 +34,15 @@ def digest(tensors: Sequence[Tensor], *, split_words: int = SPLIT_WORDS) -> Tens
     """Digest each tensor with the fastest backend of its device; every dtype, layout and device.
 
     Args:
-        tensors: any dtypes and shapes; a non-contiguous one is copied for the read.
+        tensors: any dtypes and shapes; a non-contiguous one is copied for the read. Of a quantized one its
+            integers are read.
         split_words: see the specification; another value than SPLIT_WORDS gives other digests.
 
     Returns:
         int64 [len(tensors), 3] on the first tensor's device, without waiting for that device.
+
+    Raises:
+        TypeError: one has no bytes of its own here (sparse, nested, on the meta device).
     """
     from ._digest_backends import table
 

@@ -14,6 +14,13 @@ from __future__ import annotations
 
 from .contract import Alarm, ExitCode
 
+_LONGEST = 300  # characters; torch lists all its backends in 20,000
+
+
+def in_short(error: BaseException) -> str:
+    """Kind and first line of an error that is none of ours, for notes, alarms and manifests."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST]
+
 
 class AgentError(Exception):
     """Base of all errors of the agent; `exit_code` is what the worker process ends with."""

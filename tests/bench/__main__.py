@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -61,15 +60,16 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="put the tables into docs/performance.md")
     parser.add_argument("--resume", action="store_true", help="keep the quiet groups of the run before")
     given = parser.parse_args()
+    size = "TINY" if given.quick else "SMALL"
     if not given.resume:
-        shutil.rmtree(CASES, ignore_errors=True)
+        forget(size)
     # the short sections first: what breaks there costs no long run
     short = {
         "scale": scale.measure(512, 50) if given.quick else scale.measure(),
         "start": startup.measure(),
         "digest": digests.measure((4,), 2) if given.quick else digests.measure(),
     }
-    found = measure(QUICK, QUICK_OPTIONS, "TINY") if given.quick else measure(FULL, OPTIONS, "SMALL")
+    found = measure(*((QUICK, QUICK_OPTIONS) if given.quick else (FULL, OPTIONS)), size)
     found = short | found | {"start": short["start"] | found["start"]}
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(json.dumps(found, indent=1) + "\n")
@@ -96,6 +96,12 @@ def measure(cases: tuple[Case, ...], options: tuple[Case, ...], size: str) -> di
         "cases": by_case,
         "options": by_option,
     }
+
+
+def forget(size: str) -> None:
+    """Drop what earlier runs of this size measured; a quick one costs no long run its groups."""
+    for path in CASES.glob(f"{size} *.json"):
+        path.unlink()
 
 
 def kept(case: Case, size: str) -> dict[str, Any] | None:

@@ -196,6 +196,9 @@ CASES: dict[str, Case] = {
     "two optimizers": Case(step=loops.two_optimizers, optimizers=split),
     "odd tensors": Case(models.Odd, loss=models.loss_of_odd),
     "returned loss": Case(models.ReturnsLoss, step=loops.returned_loss, loss=None, prepare=_note_returned),
+    "unreadable outputs": Case(
+        models.ReturnsMore, step=loops.returned_loss, loss=None, prepare=_note_returned
+    ),
     "returned loss and cache": Case(
         models.ReturnsCache, step=loops.returned_loss, loss=None, prepare=_note_returned
     ),

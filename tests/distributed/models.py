@@ -176,6 +176,23 @@ class ReturnsCache(Net):
         return {"loss": loss, "logits": read * 2, "cache": Cache(read, unread)}
 
 
+class ReturnsMore(Net):
+    """Beside loss and logits what has no bytes of its own, or no norm."""
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        logits = super().forward(x)
+        seen = logits.detach()
+        return {
+            "eight bits": seen.to(torch.float8_e4m3fn),
+            "sparse": seen.relu().to_sparse(),
+            "compressed": seen.relu().to_sparse_csr(),
+            "ragged": torch.nested.nested_tensor([seen[0], seen[1, :2]], layout=torch.jagged),
+            "no memory": seen.to("meta"),
+            "loss": F.cross_entropy(logits, y),
+            "logits": logits,
+        }
+
+
 class Noise(torch.autograd.Function):
     """Claims nothing and delivers another gradient each time."""
 

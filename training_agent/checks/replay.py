@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 from .._capture import Capture, Contexts, Unit, reentered, switched
 from .._evidence import Depth, Evidence, Recorder, size_of
 from .._hooks import called_with_hooks
+from .._readable import readable
 from .._standing_in import copies_of, standing_in
 
 LossFunction = Callable[..., Tensor]
@@ -90,6 +91,11 @@ def output_tensors(output: Any) -> Iterator[Tensor]:
         yield from output_tensors(vars(output))
 
 
+def seeded(output: Any) -> list[Tensor]:
+    """Outputs at which a backward may begin, as far as what enters there can be kept."""
+    return [t for t in output_tensors(output) if t.requires_grad and readable(t)]
+
+
 def apart(output: Any) -> tuple[Any, set[int]]:
     """Give each output a node of its own; the `id`s of those that could not be given one.
 
@@ -97,10 +103,11 @@ def apart(output: Any) -> tuple[Any, set[int]]:
     loss inside the model is not. Tensors in objects that torch cannot take apart (a key-value cache) stay as
     they are: the rest of the model reads them, so what flows into them comes from inside.
     """
-    live = [t for t in output_tensors(output) if t.requires_grad]
+    live = seeded(output)
     if len(live) < 2:
         return output, set()
-    divided = tree_map(lambda v: v.view_as(v) if isinstance(v, Tensor) and v.requires_grad else v, output)
+    ids = {id(t) for t in live}
+    divided = tree_map(lambda v: v.view_as(v) if isinstance(v, Tensor) and id(v) in ids else v, output)
     same = {id(t) for t in live} & {id(t) for t in output_tensors(divided)}
     return divided, same if len(same) < len(live) else set()
 
@@ -126,7 +133,7 @@ def run_unit(
         size = size_of(list(output_tensors(output)))
         if recorder.depth is Depth.FINITENESS and size is not None:
             recorder.loss(size)
-        roots = [t for t in output_tensors(output) if t.requires_grad]
+        roots = seeded(output)
     else:
         roots = [compute_loss(model, *capture.args, **capture.kwargs)]
         recorder.loss(roots[0])

@@ -63,6 +63,14 @@ def test_a_resumed_run_keeps_quiet_groups_of_the_same_subjects_alone(
         assert (bench.kept(case, "SMALL") is not None) is kept
 
 
+def test_a_quick_run_leaves_the_groups_of_a_long_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "CASES", tmp_path)
+    for size in ("TINY", "SMALL"):
+        bench.FULL[0].kept_in(size).write_text("{}")
+    bench.forget("TINY")
+    assert [path.name for path in tmp_path.iterdir()] == [bench.FULL[0].kept_in("SMALL").name]
+
+
 def test_the_scale_section_names_the_bad_ranks_of_a_small_job_and_sizes_their_alarm() -> None:
     found = scale.measure(ranks=64, tensors=10)
     assert (found["ranks"], found["tensors"]) == (64, 10)

@@ -88,6 +88,33 @@ def test_layouts_that_are_not_plain_memory(backend: Backend) -> None:
         assert unsigned(backend([lazy], SPLIT_WORDS)) == [reference_digest(raw_bytes(plain))]
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated", "ignore:.*beta state", "ignore:.*prototype stage")
+def test_what_has_no_bytes_is_refused_by_its_kind_and_costs_no_backend(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A fallback would stay for the rest of the process, and a read of address 0 ends it."""
+    digest([torch.ones(3)])
+    capsys.readouterr()
+    square, given_back = torch.eye(3), torch.ones(3)
+    given_back.untyped_storage().resize_(0)
+    for name, tensor in {
+        "sparse_coo": square.to_sparse(),
+        "sparse_csr": square.to_sparse_csr(),
+        "nested": torch.nested.nested_tensor([square[0], square[1, :2]], layout=torch.jagged),
+        "on meta": square.to("meta"),
+        "on cpu": given_back,
+    }.items():
+        with pytest.raises(TypeError, match=f"tensor 1 of 2 has no bytes.*{name}"):
+            digest([square, tensor])
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_of_a_quantized_tensor_the_integers_are_read(backend: Backend) -> None:
+    x = torch.quantize_per_tensor(torch.arange(6.0), 0.5, 0, torch.qint8)
+    assert torch.equal(backend([x], SPLIT_WORDS), backend([x.int_repr()], SPLIT_WORDS))
+
+
 def test_no_tensors() -> None:
     assert digest([]).shape == (0, 3)
 

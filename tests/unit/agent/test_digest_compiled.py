@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,15 +22,24 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache, and nothing loaded yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(_digest_backends, "_chosen", {})
+    monkeypatch.setattr(_digest_compiled, "FLAGS", ("-O0", *_digest_compiled.FLAGS[1:]))  # built in no time
     _digest_compiled.library.cache_clear()
     yield tmp_path / "training-agent"
     _digest_compiled.library.cache_clear()
 
 
 @pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("PATH", "")
+def no_compiler_from_now_on(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    def take_away() -> None:
+        monkeypatch.delenv("CC", raising=False)
+        monkeypatch.setenv("PATH", "")
+
+    return take_away
+
+
+@pytest.fixture
+def no_compiler(no_compiler_from_now_on: Callable[[], None]) -> None:
+    no_compiler_from_now_on()
 
 
 def test_without_a_compiler_the_portable_code_runs_and_one_line_says_so(
@@ -81,3 +93,54 @@ def test_a_compiler_that_fails_is_quoted(
     monkeypatch.setenv("CC", str(broken))
     with pytest.raises(NoCompiledDigest, match="no such header"):
         _digest_compiled.library()
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", ["half", "flipped", "another C library's"])
+def test_a_damaged_library_in_the_cache_is_built_anew(cache: Path, damage: str) -> None:
+    """Half of one ends the process that loads it; one that stays would cost every later start its speed."""
+    _digest_compiled.library()
+    (file,) = cache.glob("digest-*.so")
+    whole = file.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    other = b"not ELF"
+    contents = {"half": whole[: len(whole) // 2], "flipped": bytes(flipped)}
+    file.unlink()  # this process still runs what was in it
+    file.write_bytes(contents.get(damage, other + hashlib.sha256(other).digest()))
+    _digest_compiled.library.cache_clear()
+    _digest_compiled.library()
+    assert file.read_bytes() == whole or damage not in contents
+
+
+@needs_compiler
+def test_a_library_in_a_cache_that_cannot_be_written_is_loaded(
+    cache: Path, no_compiler_from_now_on: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _digest_compiled.library()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    _digest_compiled.library.cache_clear()
+    no_compiler_from_now_on()
+    _digest_compiled.library()
+
+
+@needs_compiler
+def test_without_a_home_the_library_is_built_in_a_folder_of_its_own(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's user need not stand in any list of users."""
+
+    def unknown(_path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "expanduser", unknown)
+    assert _digest_backends.name_of("cpu") == "compiled"
+
+
+@needs_compiler
+def test_several_processes_may_build_it_at_once(cache: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        found = [f.result() for f in [pool.submit(_digest_compiled._from_cache) for _ in range(2)]]
+    assert None not in found
+    assert len(list(cache.iterdir())) == 1, "nothing half-built is left"
