@@ -148,11 +148,11 @@ class Update:
             return
         self.ledger.computed(record, self.setup.compute_loss)
         tally = self.overflows.told(count.read(), optimizer)
-        calm = not tally.overflow
         self._applies = not self.overflows.drops
         self._respond(record, self.judge(record, tally, own))
-        self.rhythm.judged(record.step, audit=record.audit and calm)
-        self.layers.clock(record.step, audit=layer and calm)
+        done = self._applies and not tally.overflow  # a dropped step comes again, with its audit
+        self.rhythm.judged(record.step, audit=record.audit and done)
+        self.layers.clock(record.step, audit=layer and done)
         self.rhythm.seen(record.step, tally)
 
     def count(self, optimizer: Optimizer) -> tuple[Count, Tensor]:

@@ -5,6 +5,7 @@ The published numbers of watchful steps would take 100 steps a run: `short` make
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,6 +78,7 @@ def step_on(clock: Clock, raised: float, stretch: float) -> Any:
 def case(clock: Clock, reporter: RecordingReporter, **how: Any) -> Case:
     """Audits by outcome, told to `reporter`."""
     raised, stretch = how.pop("raised", 0.0), how.pop("stretch", 1.0)
+    policy = how.pop("policy", "stop")
     deferred, steps = how.pop("deferred", False), how.pop("steps", STEPS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ScheduleWarning)
@@ -87,12 +89,13 @@ def case(clock: Clock, reporter: RecordingReporter, **how: Any) -> Case:
         optimizers=fused if deferred else adamw,
         schedule=schedule,
         steps=steps,
-        options={"reporter": reporter, **({"mode": "deferred"} if deferred else {})},
+        options={"reporter": reporter, "policy": policy, **({"mode": "deferred"} if deferred else {})},
     )
 
 
 CASES: dict[str, dict[str, Any]] = {
     "budget": {"overhead_budget": 0.5, "audit_every": 8},
+    "dropped": {"max_poisoned_steps": 1, "stretch": math.nan, "policy": "skip", "steps": 26},
     "spike of the loss": {"max_poisoned_steps": 29, "raised": 100.0, "steps": 26},
     "spike of the norm": {"max_poisoned_steps": 29, "stretch": 200.0, "deferred": True, "steps": 26},
 }

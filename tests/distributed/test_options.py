@@ -161,6 +161,14 @@ def test_a_budget_is_kept_by_the_slowest_ranks_cost_on_all_ranks_alike(
     ]
 
 
+def test_an_audited_step_that_the_policy_dropped_is_audited_when_it_comes_again(
+    ended: tuple[dict[str, Results], list[dict[str, Any]]],
+) -> None:
+    results = ended[0]["pace: dropped"]
+    assert [(r["error"], r["manifest"]["steps_skipped"]) for r in results] == [("", 1)] * RANKS
+    assert [r["audited"] for r in results] == [list(range(2, 26, 2))] * RANKS  # 20 was dropped once
+
+
 @pytest.mark.parametrize(
     ("name", "of", "first"),
     [
