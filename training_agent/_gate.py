@@ -6,7 +6,7 @@ later. Next: `_update` judges it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,20 +131,20 @@ class Gate:
 
         Fused SGD makes its momenta in its first update, out of whatever lies in memory where that is stopped.
         """
-        made = (any(_momenta(o, group)) for o in self._with_momenta for group in o.param_groups)
-        self._with_momenta = () if all(made) else self._with_momenta
-        return not self._with_momenta
+        groups = ((o, group) for o in self._with_momenta for group in o.param_groups)
+        return not any(_makes_momenta(o, group) for o, group in groups)
 
     def open(self) -> None:
         """The host has read the flags: updates are applied again."""
         self._shut = torch.zeros_like(self._shut)
 
 
-def _momenta(optimizer: Optimizer, group: dict[str, Any]) -> Iterator[bool]:
-    """Of each parameter that the next update changes, whether its momentum is there, or none is needed."""
-    for p in group["params"]:
-        if p.grad is not None:
-            yield not group.get("momentum") or optimizer.state.get(p, {}).get("momentum_buffer") is not None
+def _makes_momenta(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    """Whether the next update makes the group's momenta, which torch does for all of them at once."""
+    if not group.get("momentum"):
+        return False
+    made = (optimizer.state.get(p, {}).get("momentum_buffer") is not None for p in group["params"])
+    return not any(made) and any(p.grad is not None for p in group["params"])
 
 
 def ranks_that(comm: Comm, raised: int, own: Tensor) -> tuple[int, ...]:

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ._readable import readable
+from .checks.sharded import is_sharded
+
 
 def state_tensors(optimizers: Sequence[Optimizer], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Every tensor of the optimizers' state, such as "optimizer state exp_avg of head.weight".
@@ -38,8 +41,12 @@ def state_tensors(optimizers: Sequence[Optimizer], parameters: Mapping[str, Tens
 
 def _inside(value: object, name: str) -> Iterator[tuple[str, Tensor]]:
     """Tensors of one entry, with where they lie."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and (is_sharded(value) or readable(value)):
         yield name, value
+    elif isinstance(value, Tensor):  # one that wraps others, as 8-bit moments do, says which
+        attributes, _ = getattr(value, "__tensor_flatten__", lambda: ((), None))()
+        for attribute in attributes:
+            yield from _inside(getattr(value, attribute), f"{name}.{attribute}")
     elif isinstance(value, (list, tuple)):
         for i, member in enumerate(value):
             yield from _inside(member, f"{name}[{i}]")

@@ -103,3 +103,18 @@ def test_loss_and_norm_travel_with_the_flags_and_shut_nothing() -> None:
     huge = job.step(sizes=(torch.tensor(float("nan")), torch.tensor(float("inf"))))
     assert (huge.loss, huge.norm) == (0.0, float(1 << 20))
     assert same(job.state(), before)
+
+
+def test_momenta_are_waited_for_where_an_update_makes_them_and_not_of_frozen_layers() -> None:
+    """Fused SGD makes them in a group's first update, out of free memory where that is stopped."""
+    layers = [nn.Linear(3, 2) for _ in range(3)]
+    groups = [{"params": layer.parameters()} for layer in layers]
+    groups[2]["momentum"] = 0.0  # type: ignore[assignment]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, fused=True)
+    gate = Gate((optimizer,), Alone(), CPU)  # type: ignore[arg-type]
+    for trained, keeps in (((2,), True), ((0, 2), False), ((0, 2), True), ((0, 1), False), ((0, 1), True)):
+        optimizer.zero_grad()
+        for i in trained:
+            layers[i](torch.ones(1, 3)).sum().backward()
+        assert gate.keeps_state is keeps, trained
+        optimizer.step()
