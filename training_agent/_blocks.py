@@ -14,7 +14,6 @@ from torch import nn
 
 from ._walk import modules
 
-_NEVER_CALLED = (nn.ModuleList, nn.ModuleDict)
 _LISTS = (nn.ModuleList, nn.Sequential)
 
 
@@ -35,10 +34,11 @@ class Block:
 def blocks_of(root: nn.Module) -> tuple[Block, ...]:
     """Divide a model: down from the root through every holder of layers, and no further.
 
-    A holder is a module that is never called itself (ModuleList, ModuleDict), or that has inside it a
-    ModuleList or Sequential with two children of one class. Where those children are leaves, as in a
-    feed-forward of two Linear layers, a layer that is itself one of several in a list stays whole: a decoder
-    is divided into its layers, not into their parts. A leaf without parameters (dropout, activation) is none.
+    A holder is a module that is never called itself, since it has no forward (ModuleList, ParameterList, a
+    namespace), or that has inside it a ModuleList or Sequential with two children of one class. Where those
+    children are leaves, as in a feed-forward of two Linear layers, a layer that is itself one of several in
+    a list stays whole: a decoder is divided into its layers, not into their parts. A leaf without parameters
+    (dropout, activation) is none.
     """
     found = [(name, unit) for name, unit in _units(root) if list(unit.parameters())]
     holders = Counter(key for _, unit in found for key in {id(p) for p in unit.parameters()})
@@ -79,7 +79,7 @@ def _units(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _holds(module: nn.Module, *, repeated: bool) -> bool:
     """Whether to look for blocks inside; `repeated`: it is one of several layers already."""
-    if isinstance(module, _NEVER_CALLED):
+    if type(module).forward is nn.Module.forward and "forward" not in vars(module):
         return True
     for inside in modules(module):
         layers = _alike(inside)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 from examples.llama import Llama, ModelConfig
 from training_agent._blocks import Block, blocks_of
 
 
-class Layer(nn.Module):
+class Called(nn.Module):
+    """What has a forward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Layer(Called):
     """Its feed-forward is a list of two Linear layers, as many are written."""
 
     def __init__(self) -> None:
@@ -18,14 +26,14 @@ class Layer(nn.Module):
         self.feed_forward = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4), nn.Dropout(0.1))
 
 
-class Bottleneck(nn.Module):
+class Bottleneck(Called):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3)
         self.downsample = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
 
 
-class Stage(nn.Module):
+class Stage(Called):
     """One of several in a list, with a list of its own."""
 
     def __init__(self) -> None:
@@ -119,3 +127,16 @@ def test_every_weight_is_in_one_block_at_most() -> None:
 def test_a_module_with_two_names_is_one_block() -> None:
     layer = Layer()
     assert names(nn.ModuleList([layer, layer, Layer()])) == ["0", "2"]
+
+
+def test_what_has_no_forward_is_never_a_block() -> None:
+    """A namespace is divided; lists and dicts of parameters belong to whoever calls with them."""
+    root = nn.Module()
+    root.encoder = nn.Module()
+    root.encoder.embedding = nn.Embedding(5, 4)
+    root.prompts = nn.ParameterList([nn.Parameter(torch.zeros(2))])
+    root.scales = nn.ParameterDict({"one": nn.Parameter(torch.zeros(2))})
+    root.patched = nn.Module()
+    root.patched.inner = nn.Linear(4, 4)
+    root.patched.forward = lambda x: root.patched.inner(x)
+    assert names(root) == ["encoder.embedding", "patched"]
