@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import getattr_static
 
 from torch import nn
 
@@ -79,7 +80,8 @@ def _units(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _holds(module: nn.Module, *, repeated: bool) -> bool:
     """Whether to look for blocks inside; `repeated`: it is one of several layers already."""
-    if type(module).forward is nn.Module.forward and "forward" not in vars(module):
+    own = getattr_static(type(module), "forward")  # a scripted module's has no value on its class
+    if own is nn.Module.forward and "forward" not in vars(module):
         return True
     for inside in modules(module):
         layers = _alike(inside)

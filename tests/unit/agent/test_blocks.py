@@ -140,3 +140,8 @@ def test_what_has_no_forward_is_never_a_block() -> None:
     root.patched.inner = nn.Linear(4, 4)
     root.patched.forward = lambda x: root.patched.inner(x)
     assert names(root) == ["encoder.embedding", "patched"]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_scripted_part_is_a_block_like_any_other() -> None:
+    assert names(nn.ModuleList([torch.jit.script(nn.Linear(2, 2)), nn.Linear(2, 2)])) == ["0", "1"]
