@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _attention
+from . import _attention, _precision
 from ._attention import Attention
 from ._kept import KeptValues, same_bits
+from ._precision import Precision
 from ._walk import modules, named_buffers
 
 
@@ -36,7 +37,7 @@ class Contexts:
     autocast: tuple[tuple[str, bool, torch.dtype], ...]  # device type, enabled, dtype
     autocast_cache: bool
     default_dtype: torch.dtype
-    matmul_precision: str
+    matmul_precision: Precision
     attention: Attention
 
 
@@ -89,7 +90,7 @@ def current_contexts(device: torch.device) -> Contexts:
         tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds),
         torch.is_autocast_cache_enabled(),
         torch.get_default_dtype(),
-        torch.get_float32_matmul_precision(),
+        _precision.allowed(),
         _attention.allowed(),
     )
 
@@ -181,8 +182,8 @@ def _enter_contexts(stack: ExitStack, wanted: Contexts, device: torch.device) ->
         stack.callback(torch.set_default_dtype, now.default_dtype)
         torch.set_default_dtype(wanted.default_dtype)
     if now.matmul_precision != wanted.matmul_precision:
-        stack.callback(torch.set_float32_matmul_precision, now.matmul_precision)
-        torch.set_float32_matmul_precision(wanted.matmul_precision)
+        stack.callback(_precision.allow, now.matmul_precision)
+        _precision.allow(wanted.matmul_precision)
     if now.attention != wanted.attention:
         stack.callback(_attention.allow, now.attention)
         _attention.allow(wanted.attention)

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ._accelerator import own_errors
 from ._objects import gathered, handed_out, moves
 from ._packing import Parcel
 from .errors import PeerLostError
@@ -208,7 +209,7 @@ class Comm:
         """
         try:
             yield
-        except _own_errors():
+        except own_errors():
             raise
         except (RuntimeError, ValueError) as e:  # gloo's and NCCL's own errors; the group was destroyed
             log_line("peer_lost", rank=self.rank, doing=doing, error=str(e)[:200])
@@ -235,12 +236,6 @@ def name_of(ranks: tuple[int, ...], world: int, serial: int) -> str:
     if serial:
         parts.append(f"guard {serial + 1}")
     return ", ".join(parts)
-
-
-def _own_errors() -> tuple[type[BaseException], ...]:
-    """What this rank's own accelerator raises; torch 2.4 has neither name of it under `torch`."""
-    found = [getattr(torch, name, None) for name in ("OutOfMemoryError", "AcceleratorError")]
-    return tuple(e for e in (*found, torch.cuda.OutOfMemoryError) if e is not None)
 
 
 def _awaited(store: Any, key: str, deadline: float) -> bytes | None:

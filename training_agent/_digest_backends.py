@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import _digest_portable
+from ._accelerator import own_errors
 from ._readable import kind_of, readable
 from .digest import WORDS
 from .log_line import log_line
@@ -51,6 +52,8 @@ def _one_device(tensors: Sequence[Tensor], split_words: int) -> Tensor:
     backend = _backend(device)
     try:
         return backend(tensors, split_words)
+    except own_errors():  # would meet the portable code as well
+        raise
     except Exception as e:  # Triton and drivers raise classes of their own
         if backend is _digest_portable.table:
             raise

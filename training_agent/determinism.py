@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import _attention
+from . import _attention, _precision
 from ._attention import Attention
 from .errors import ConfigurationError
 
@@ -49,7 +49,7 @@ def environment(device: torch.device) -> dict[str, object]:
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "MKL-DNN": bool(backends.mkldnn.is_available() and backends.mkldnn.enabled),
         "CPU capability": backends.cpu.get_cpu_capability() if device.type == "cpu" else None,
-        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "float32 precision": _precision.of_each(),
         "default dtype": str(torch.get_default_dtype()),
         CUBLAS_VARIABLE: os.environ.get(CUBLAS_VARIABLE),
     }
@@ -60,7 +60,6 @@ def environment(device: torch.device) -> dict[str, object]:
             "compute capability": torch.cuda.get_device_capability(device),
             "cuDNN": backends.cudnn.version(),
             "cuDNN benchmark": backends.cudnn.benchmark,
-            "TF32": (matmul.allow_tf32, backends.cudnn.allow_tf32),
             "reduced precision": (
                 matmul.allow_fp16_reduced_precision_reduction,
                 matmul.allow_bf16_reduced_precision_reduction,

@@ -19,6 +19,7 @@ from tests.unit.agent.digest_backends import (
     raw_bytes,
     unsigned,
 )
+from training_agent import _digest_backends
 from training_agent._evidence import Depth, Evidence
 from training_agent.digest import (
     BLOCK,
@@ -180,6 +181,21 @@ def test_one_element_with_a_stride_is_digested_like_any_other() -> None:
     assert torch.equal(
         digest([torch.arange(6).reshape(2, 3)[:1, :1].t()]), digest([torch.zeros(1, 1).long()])
     )
+
+
+def test_memory_that_is_full_costs_no_backend(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be there again at the next step; the portable code would be used for the rest of the process."""
+
+    def full(*_: object) -> torch.Tensor:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(_digest_backends, "_chosen", {"cpu": full})
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        digest([torch.ones(3)])
+    assert _digest_backends._chosen == {"cpu": full}
+    assert capsys.readouterr().out == ""
 
 
 if IN_INTERPRETER:
