@@ -147,6 +147,7 @@ class AuditClaim:
     capsule_hash: str
     passed: bool
     at: str
+    gpu: str = ""  # UUID of the GPU that computed, as claimed; "" where it is not known
 
 
 @dataclass(frozen=True, slots=True)

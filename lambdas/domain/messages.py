@@ -14,7 +14,7 @@ from training_agent.contract import Alarm, Finding
 
 from .approval import Action, Approval, Fact
 from .decision_table import Row
-from .incident import CheckResult, Incident
+from .incident import AuditClaim, CheckResult, Incident, Target
 from .policy import is_floor
 from .times import moment
 
@@ -67,14 +67,16 @@ def facts(
     if len(said) > MAX_EVIDENCE:
         lines.append(("Evidence", f"{len(said) - MAX_EVIDENCE} more findings are kept with the incident"))
     lines += [("Telemetry", line) for line in incident.telemetry or ()]
-    lines += [
-        (
-            "Targeted audit",
-            f"{'passed' if a.passed else 'computed wrong again'} (capsule {a.capsule_hash[:12]})",
-        )
-        for a in incident.audits
-    ]
+    lines += [("Targeted audit", _claimed(a, target)) for a in incident.audits]
     return tuple(Fact(label, one_line(text)) for label, text in lines if text)
+
+
+def _claimed(audit: AuditClaim, target: Target | None) -> str:
+    """A pass of another GPU of the node says nothing about the accused one."""
+    said = f"{'passed' if audit.passed else 'computed wrong again'} (capsule {audit.capsule_hash[:12]})"
+    if target is None or not target.gpu_uuids or audit.gpu in target.gpu_uuids:
+        return said
+    return f"{said}, on {audit.gpu or 'a GPU that it does not name'}: not known to be the accused one"
 
 
 def decision(approval: Approval) -> str:

@@ -40,7 +40,7 @@ def take(needs: Recorder, settings: IngestSettings, body: str, now: datetime) ->
     except PermanentError:
         raise ContractError("no such incident") from None
     _match(incident, result, _capsules(needs, incident))
-    claim = AuditClaim(result.capsule_hash, result.passed, stamp(now))
+    claim = AuditClaim(result.capsule_hash, result.passed, stamp(now), result.gpu_uuid or "")
     amend(needs, incident.id, lambda i: _with(i, claim))
     word = "passed" if result.passed else "computed wrong again"
     needs.incidents.audit(incident.id, "targeted audit", f"{word}, capsule {result.capsule_hash}", now)
@@ -81,9 +81,9 @@ def _capsules(needs: Recorder, incident: Incident) -> frozenset[str]:
 
 
 def _with(incident: Incident, claim: AuditClaim) -> Incident:
-    """One claim per capsule; the first counts, but a failure is never hidden by passes, however many."""
-    known = {(c.capsule_hash, c.passed) for c in incident.audits}
-    if (claim.capsule_hash, claim.passed) in known:
+    """One claim per capsule and GPU; the first counts, but passes, however many, never hide a failure."""
+    known = {(c.capsule_hash, c.passed, c.gpu) for c in incident.audits}
+    if (claim.capsule_hash, claim.passed, claim.gpu) in known:
         return incident
     room = incident.audits
     if len(room) >= MAX_CLAIMS:

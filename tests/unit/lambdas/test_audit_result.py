@@ -53,6 +53,27 @@ def test_a_recorded_result_that_computed_wrong_again_resumes_confirm(
     assert "Targeted audit: computed wrong again (capsule 9f86d081884c" in text
 
 
+def test_a_pass_of_another_gpu_of_the_node_is_not_shown_as_the_accused_ones(
+    driver: Driver, checking: Incident
+) -> None:
+    (accused,) = driver.world.incidents.get(checking.id).targets[0].gpu_uuids
+    for gpu in ("GPU-another", None, accused):
+        driver.send(result(checking, passed=True, gpu_uuid=gpu))
+    incident = driver.world.incidents.get(checking.id)
+    assert [claim.gpu for claim in incident.audits] == ["GPU-another", "", accused]
+    driver.send(result(checking))
+    assert driver.step("confirm", checking)["outcome"] == "confirmed"
+    assert driver.step("decide", checking)["outcome"] == "approve"
+    driver.ask(checking)
+    text = " ".join(driver.world.mail.sent[-1][2].split())
+    assert text.count("Targeted audit: passed (capsule 9f86d081884c)") == 3
+    assert "(capsule 9f86d081884c), on GPU-another: not known to be the accused one" in text
+    assert "on a GPU that it does not name: not known to be the accused one" in text
+    assert text.count("not known to be the accused one") == 2 + (
+        result(checking)["detail"]["gpu_uuid"] != accused
+    )
+
+
 def test_no_number_of_passes_hides_a_failure(driver: Driver, checking: Incident) -> None:
     """Whoever may publish could fill the list with passes."""
     for number in range(MAX_CLAIMS + 2):
