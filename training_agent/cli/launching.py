@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from .failures import CannotAskError
 
@@ -48,8 +51,11 @@ def launch(
 ) -> Ended:
     """Run it to its end; `heard` gets each of the agent's log lines.
 
+    Interrupted or told to end (SIGTERM) it ends the launch first, so that no job is left on the GPUs.
+
     Raises:
         CannotAskError: there is no such program.
+        KeyboardInterrupt: it was interrupted, or told to end.
     """
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
     try:
@@ -64,12 +70,31 @@ def launch(
     except OSError as e:
         raise CannotAskError(f"{command[0]} cannot be started: {e}.", "Check the command after --.") from e
     assert child.stdout is not None
-    with child:
-        for line in child.stdout:
-            lines.append(line.rstrip())
-            if (ours := of_agent(line)) is not None:
-                heard(ours)
-        return Ended(child.wait(), tuple(lines))
+    with child, _told_to_end():
+        try:
+            for line in child.stdout:
+                lines.append(line.rstrip())
+                if (ours := of_agent(line)) is not None:
+                    heard(ours)
+            return Ended(child.wait(), tuple(lines))
+        except BaseException:
+            child.terminate()  # passed on to the launcher, and by that to its workers
+            child.wait()
+            raise
+
+
+@contextmanager
+def _told_to_end() -> Iterator[None]:
+    """A block that SIGTERM interrupts like Ctrl-C: it would end this process alone."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def of_agent(line: str) -> dict[str, Any] | None:

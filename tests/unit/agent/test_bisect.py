@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 import torch
 
 from tests.events import builder
+from tests.patience import PATIENCE_S, eventually
 from training_agent import CheckpointStore
 from training_agent.bisect import Case, Kind, Result, Seen, Start, Task, search
 from training_agent.cli.app import main
@@ -209,6 +213,37 @@ def test_lines_cut_off_and_folders_taken_away_stop_no_search(job: Path) -> None:
     (job / "spool" / "alarm.bisect.d" / "launch-1").rename(job / "spool" / "alarm.bisect.d" / "launch-2")
     assert bisect(job) == 0
     assert len(list((job / "spool" / "alarm.bisect.d").iterdir())) == 3
+
+
+HANGS = """
+import json, os, pathlib, signal
+plan = json.load(open(os.environ["SDC_BISECT"]))
+with open(plan["record"], "w") as out:
+    for step, expected in plan["points"][:3]:
+        out.write(json.dumps([step, expected]) + chr(10))
+pathlib.Path(__file__).with_name("pid.part").write_text(str(os.getpid()))
+pathlib.Path(__file__).with_name("pid.part").rename(pathlib.Path(__file__).with_name("pid"))
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_search_that_is_told_to_end_leaves_no_job_running_and_keeps_what_it_has(
+    job: Path, number: signal.Signals
+) -> None:
+    (job / "hangs.py").write_text(HANGS)
+    command = ["bisect", str(job / "spool" / "alarm.json"), "--", sys.executable, str(job / "hangs.py")]
+    search = subprocess.Popen(
+        [sys.executable, "-m", "training_agent.cli", *command], stdout=subprocess.DEVNULL
+    )
+    with search:
+        eventually(lambda: (job / "pid").exists())
+        search.send_signal(number)
+        assert search.wait(PATIENCE_S) == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((job / "pid").read_text()), 0)
+    kept = json.loads((job / "spool" / "alarm.bisect.json").read_text())
+    assert sorted(map(int, kept["first"])) == [1, 2, 3]
 
 
 def test_a_memory_that_cannot_be_kept_is_said(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
