@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch.distributed.utils import _to_kwargs
 
 from ._capture import Unit
 from ._refusals import kept_out
@@ -97,7 +98,10 @@ def backward_hooks(module: nn.Module) -> bool:
 
 
 def called_with_hooks(outer: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call `module` in place of `outer`, with the forward hooks that `outer` has (the guard's do nothing)."""
+    """Call `module` in place of `outer`, with the forward hooks that `outer` has (the guard's do nothing).
+
+    DDP with `device_ids` brings its arguments to its GPU; so does this.
+    """
     for key, hook in list(getattr(outer, "_forward_pre_hooks", {}).items()):
         if key in outer._forward_pre_hooks_with_kwargs:
             args, kwargs = hook(outer, args, kwargs) or (args, kwargs)
@@ -105,6 +109,10 @@ def called_with_hooks(outer: Any, module: nn.Module, args: tuple[Any, ...], kwar
         new = hook(outer, args)
         if new is not None:
             args = new if isinstance(new, tuple) else (new,)
+    ids = getattr(outer, "device_ids", None)
+    if ids:
+        moved = _to_kwargs(args, kwargs, torch.device(outer.device_type, ids[0]), False)
+        (args,), (kwargs,) = moved
     result = module(*args, **kwargs)
     for key, hook in list(getattr(outer, "_forward_hooks", {}).items()):
         more = (args, kwargs) if key in outer._forward_hooks_with_kwargs else (args,)
