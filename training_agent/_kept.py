@@ -22,6 +22,14 @@ from ._generators import GeneratorState, put_into, state_of
 
 KeptValues = Mapping[tuple[str, str], Any]  # by the table's place and the name in it
 ABSENT: Any = object()
+
+
+class Gone(Enum):
+    """Stands, among values that travel, for a name that its rank has not."""
+
+    GONE = "gone"
+
+
 _PLAIN = (bool, int, float, complex, str, bytes, Enum, torch.dtype, type(None))
 _LISTS = (list, tuple, set, frozenset, deque)
 _DEPTH = 3  # of containers

@@ -17,7 +17,7 @@ from ._capture import Capture, Unit
 from ._comm import Comm
 from ._evidence import Evidence
 from ._generators import GeneratorState
-from ._kept import KeptValues, print_of
+from ._kept import Gone, KeptValues, print_of
 from ._ring import ReplayFailedError, Ring, RingResult
 from ._startup import word_of
 from ._step_record import MicroBatch
@@ -65,6 +65,7 @@ class Settings:
         best = result
         for keys in self._differing(now, ring.comm):
             own = {key: now[key] for key in keys if key in now}
+            own |= dict.fromkeys(self._surroundings.lacking(set(keys) - now.keys()), Gone.GONE)
             try:
                 again = ring.replay(targets, _along(capture, own), original, several=several)
             except ReplayFailedError:

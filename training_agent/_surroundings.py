@@ -16,7 +16,7 @@ import dis
 import functools
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from ._generators import everywhere, state_of
-from ._kept import ABSENT, KeptValues, Mark, copied, print_of, thawed
+from ._kept import ABSENT, Gone, KeptValues, Mark, copied, print_of, thawed
 from ._startup import Setup
 from ._walk import modules
 
@@ -134,9 +134,19 @@ class Surroundings:
         tables = self._tables()
         for (place, name), value in values.items():
             now = tables[place].get(name) if place in tables else value
+            if value is Gone.GONE:  # a class may have a default for it
+                if now is not ABSENT and now is not value:
+                    tables[place].put(name, ABSENT)
             # What is equal stays: a compiler looks at what is new.
-            if now is not value and print_of(copied(now)) != print_of(value):
+            elif now is not value and print_of(copied(now)) != print_of(value):
                 tables[place].put(name, thawed(value, now))
+
+    def lacking(self, keys: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Those of which this rank has the place and not the name."""
+        tables = self._tables()
+        return {
+            (place, name) for place, name in keys if place in tables and tables[place].get(name) is ABSENT
+        }
 
     @contextmanager
     def beginning(self, kept: KeptValues | None) -> Iterator[None]:

@@ -186,6 +186,7 @@ CASES: dict[str, Case] = {
     "a hook before the guard's, without compute_loss": Case(prepare=_hook_in_front, loss=None),
     "hooks on DDP": Case(prepare=_hooks_on_ddp),
     "settings by rank": Case(step=loops.settings_by_rank),
+    "a class's setting by rank": Case(models.Scaled, step=loops.class_setting_by_rank),
     "a copy of the model": Case(step=loops.with_copy, prepare=_teacher, loss=loss_with_teacher),
     "a buffer made by the first forward": Case(models.Positions),
     "checkpointing": Case(models.Checkpointed),

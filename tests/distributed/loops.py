@@ -209,6 +209,13 @@ def with_copy(loop: Loop, step: int) -> None:
     plain_step(loop, step)
 
 
+def class_setting_by_rank(loop: Loop, step: int) -> None:
+    """From step 2 on one rank has an attribute of its own where the others have their class's."""
+    if step > 1 and loop.rank == 1:
+        loop.plain.scale = 1.25  # type: ignore[assignment]
+    plain_step(loop, step)
+
+
 def settings_by_rank(loop: Loop, step: int) -> None:
     """From step 2 on one rank has another dropout rate than the others, as it adapts it to its own data."""
     if step > 1:

@@ -60,6 +60,15 @@ class Tied(Net):
         return self.head(self.last(torch.tanh(self.body(self.first(x)))))
 
 
+class Scaled(Net):
+    """Its setting is one of the class until somebody sets it."""
+
+    scale = 1.0
+
+    def body(self, x: Tensor) -> Tensor:
+        return super().body(x) * self.scale
+
+
 class Repeated(Net):
     """One layer under two names, as encoder and decoder hold one embedding: with weights and statistics."""
 

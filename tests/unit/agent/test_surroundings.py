@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from training_agent._kept import ABSENT, copied, print_of
+from training_agent._kept import ABSENT, Gone, copied, print_of
+from training_agent._packing import pack, unpack
 from training_agent._surroundings import Surroundings
 
 
@@ -81,6 +82,23 @@ def test_values_of_another_rank_are_in_their_places_inside_the_block_only() -> N
         assert torch.equal(mine.generator.get_state(), theirs.generator.get_state())
         assert (random.random(), np.random.random()) == (drawn, drawn_by_numpy)
     assert state_of(mine) == before
+
+
+def test_a_name_that_another_rank_has_not_is_taken_away_inside_the_block_only() -> None:
+    class Scaled(Layer):
+        scale = 1.0
+
+    ours, theirs = Scaled(), Scaled()
+    ours.scale = 2.0  # type: ignore[assignment]
+    key = ("model 0", "scale")
+    here, there = Surroundings(ours, ()), Surroundings(theirs, ())
+    assert key in here.kept() and there.lacking([key, ("model 0", "opaque"), ("nowhere", "x")]) == {key}
+    gone = unpack(pack(Gone.GONE, torch.device("cpu")), torch.device("cpu"))
+    with here.unchanged({key: gone}):
+        assert ours.scale == 1.0 and "scale" not in vars(ours)
+    assert vars(ours)["scale"] == 2.0
+    with there.unchanged({key: gone}):
+        assert theirs.scale == 1.0
 
 
 def test_what_cannot_be_shipped_is_left_out() -> None:
