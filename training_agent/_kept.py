@@ -34,6 +34,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, Enum, torch.dtype, type(None))
 _LISTS = (list, tuple, set, frozenset, deque)
 _DEPTH = 3  # of containers
 _MEMBERS = 512  # of a container: longer ones are data, and no state of a computation
+_LONGEST = 1 << 17  # members of one that holds plain values alone, as histories do
 _LARGE = 1 << 25  # bytes; a larger tensor is known by its identity only
 
 
@@ -47,6 +48,8 @@ def copied(value: Any, depth: int = _DEPTH) -> Any:
         return value.copy()
     if (state := state_of(value)) is not None:
         return state if depth == _DEPTH else ABSENT  # its object is needed, to put the state into
+    if depth and _history(value):
+        return _again(value)
     if depth == 0 or not _small(value):
         return ABSENT
     if isinstance(value, dict):
@@ -90,6 +93,8 @@ class Mark:
             self._restore = _array_back(value, value.copy())
         elif (state := state_of(value)) is not None:
             self._state, self._restore = state, lambda: put_into(value, state)
+        elif depth and _history(value):
+            self._restore = _history_back(value, _again(value))
         elif depth and _small(value) and not isinstance(value, frozenset):
             self._restore = _members_back(value, depth)
 
@@ -120,6 +125,23 @@ def _array_back(array: Any, before: Any) -> Callable[[], None]:
             array[...] = before
 
     return back
+
+
+def _history_back(value: Any, before: Any) -> Callable[[], None]:
+    def back() -> None:
+        pairs = (value.items(), before.items()) if isinstance(value, dict) else (value, before)
+        if not isinstance(value, (tuple, frozenset)) and not (
+            len(value) == len(before) and all(map(_same, *pairs))
+        ):
+            value.clear()
+            (value.extend if isinstance(value, (list, deque)) else value.update)(before)
+
+    return back
+
+
+def _same(one: Any, other: Any) -> bool:
+    """The same object, or the same key with the same object."""
+    return one is other or (isinstance(one, tuple) and one[0] == other[0] and one[1] is other[1])
 
 
 def _members_back(value: Any, depth: int) -> Callable[[], None]:
@@ -164,8 +186,25 @@ def _is_array(value: Any) -> bool:
 
 
 def _small(value: Any) -> bool:
-    plain = type(value) in _LISTS or (isinstance(value, dict) and type(value).__module__ in _DICTS)
-    return plain and len(value) <= _MEMBERS
+    return _holds_members(value) and len(value) <= _MEMBERS
+
+
+def _history(value: Any) -> bool:
+    """Whether it is a long container of plain values alone: what it holds need not be looked into."""
+    if not _holds_members(value) or not _MEMBERS < len(value) <= _LONGEST:
+        return False
+    keyed = isinstance(value, dict)
+    if keyed and not (type(value) is dict and all(isinstance(key, (str, int)) for key in value)):
+        return False
+    return all(isinstance(v, _PLAIN) for v in (value.values() if keyed else value))
+
+
+def _again(value: Any) -> Any:
+    return deque(value, value.maxlen) if isinstance(value, deque) else type(value)(value)
+
+
+def _holds_members(value: Any) -> bool:
+    return type(value) in _LISTS or (isinstance(value, dict) and type(value).__module__ in _DICTS)
 
 
 _DICTS = ("builtins", "collections")

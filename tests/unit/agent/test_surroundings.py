@@ -101,9 +101,36 @@ def test_a_name_that_another_rank_has_not_is_taken_away_inside_the_block_only() 
         assert theirs.scale == 1.0
 
 
+@pytest.mark.parametrize("length", [500, 600, 5000])
+@pytest.mark.parametrize(
+    "kind", [list, tuple, set, lambda v: deque(v, 4500), lambda v: {str(i): x for i, x in enumerate(v)}]
+)
+def test_a_history_comes_back_and_travels_however_long_it_has_become(kind: Any, length: int) -> None:
+    layer = Layer()
+    layer.history = kind(float(i) for i in range(length))  # type: ignore[assignment]
+    value, before = layer.history, copied(layer.history)
+    around = Surroundings(layer, ())
+    assert around.kept()["model 0", "history"] == before
+    with around.unchanged():
+        if isinstance(value, dict):
+            value["0"] = 7.0
+        elif isinstance(value, set):
+            value.add(-1.0)
+        elif isinstance(value, tuple):
+            layer.history = ()  # type: ignore[assignment]
+        else:
+            value.append(7.0)
+            value[0] = 3.0
+    assert layer.history is value and value == before
+    if isinstance(value, deque):
+        assert before.maxlen == value.maxlen
+
+
 def test_what_cannot_be_shipped_is_left_out() -> None:
-    for value in (object(), [object()], {object(): 1}, list(range(1000)), nn.Parameter(torch.ones(1))):
+    for value in (object(), [object()], {object(): 1}, nn.Parameter(torch.ones(1))):
         assert copied(value) is ABSENT
+    for many in ([torch.zeros(1)] * 600, [0.0] * (1 << 18)):  # data
+        assert copied(many) is ABSENT
     graph = torch.ones(1, requires_grad=True) * 2
     assert copied(graph) is ABSENT
     assert copied(deque([1, 2], 2)) == deque([1, 2], 2)
