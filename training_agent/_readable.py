@@ -14,8 +14,12 @@ from torch import Tensor
 
 def readable(tensor: Tensor) -> bool:
     """Whether it lies in memory here: not sparse, nested or meta, and its storage was not given back."""
-    plain = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
-    return plain and (tensor.numel() == 0 or tensor.data_ptr() != 0)
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        return False
+    try:
+        return tensor.numel() == 0 or tensor.data_ptr() != 0
+    except RuntimeError:  # it stands for another one, as inside torch.func.grad
+        return False
 
 
 def readable_ones(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -107,6 +107,8 @@ def test_what_has_no_bytes_is_refused_by_its_kind_and_costs_no_backend(
     }.items():
         with pytest.raises(TypeError, match=f"tensor 1 of 2 has no bytes.*{name}"):
             digest([square, tensor])
+    with pytest.raises(TypeError, match="has no bytes"):
+        torch.func.grad(lambda x: (digest([x]), x.sum())[1])(square)
     assert capsys.readouterr().out == ""
 
 
