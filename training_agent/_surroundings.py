@@ -210,6 +210,8 @@ class _Walk:
                 continue
             here = f"{place} {number}"
             self.tables[here] = own = _Table(vars(layer))
+            if isinstance(layer._modules, dict):  # a forward may take turns with its parts
+                self.tables[f"{here} parts"] = _Table(layer._modules, frozenset(layer._modules))
             if buffers and isinstance(layer._buffers, dict):
                 self.tables[f"{here} buffers"] = _Table(layer._buffers, frozenset(layer._buffers))
             for name, value in own.items():

@@ -126,6 +126,16 @@ def test_a_history_comes_back_and_travels_however_long_it_has_become(kind: Any, 
         assert before.maxlen == value.maxlen
 
 
+def test_parts_that_a_forward_takes_turns_with_are_what_they_were() -> None:
+    layer = Layer()
+    layer.other, layer.turn = nn.Dropout(0.2), layer.drop
+    around = Surroundings(layer, ())
+    with around.unchanged():
+        layer.turn, layer.made = layer.other, nn.Dropout(0.3)
+    assert layer.turn is layer.drop and list(layer._modules) == ["drop", "other", "turn", "made"]
+    assert not any("parts" in place for place, _ in around.kept())
+
+
 def test_what_cannot_be_shipped_is_left_out() -> None:
     for value in (object(), [object()], {object(): 1}, nn.Parameter(torch.ones(1))):
         assert copied(value) is ABSENT
