@@ -20,6 +20,7 @@ from .digest import digest
 from .warn_once import warn_once
 
 _HALF = {torch.float16, torch.bfloat16}
+_WIDENED = set[torch.dtype]()  # not empty: norms are float64
 _ABSENT, _FINITE, _NONFINITE = 0, 1, -1  # whole rows of three equal words
 
 
@@ -176,12 +177,16 @@ def size_of(tensors: Sequence[Tensor]) -> Tensor | None:
     return torch.stack(norms).abs().max() if norms else None
 
 
+def widen() -> None:
+    """From now on this process takes norms in float64, which hold what a float32 norm (1.8e19) does not."""
+    _WIDENED.add(torch.float64)
+
+
 def norm(tensor: Tensor) -> Tensor:
     """2-norm as a scalar on the device, in float32 at least, from one read."""
     if tensor.element_size() == 1:  # torch has no norm of eight-bit floats
         tensor = tensor.float()
-    wide = torch.float32 if tensor.dtype in _HALF else None
-    result: Tensor = torch.linalg.vector_norm(tensor, dtype=wide)
+    result: Tensor = torch.linalg.vector_norm(tensor, dtype=_norm_type(tensor.dtype))
     return result
 
 
@@ -190,7 +195,13 @@ def norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     dtypes = {t.dtype for t in tensors}
     if len(dtypes) > 1:
         return [norm(t.detach()) for t in tensors]
-    wide = torch.float32 if dtypes & _HALF else None
     with torch.no_grad():
-        result: Sequence[Tensor] = torch._foreach_norm(list(tensors), 2, wide)
+        result: Sequence[Tensor] = torch._foreach_norm(list(tensors), 2, _norm_type(*dtypes))
     return result
+
+
+def _norm_type(dtype: torch.dtype) -> torch.dtype | None:
+    """None: as torch chooses."""
+    if _WIDENED and dtype.is_floating_point:
+        return torch.float64
+    return torch.float32 if dtype in _HALF else None

@@ -62,6 +62,17 @@ def copied(value: Any, depth: int = _DEPTH) -> Any:
     return deque(members, value.maxlen) if isinstance(value, deque) else type(value)(members)
 
 
+def large_in(value: Any, name: str) -> dict[str, Tensor]:
+    """State that is too large to be carried: the value, or what lies in a container; names begin so."""
+    if isinstance(value, Tensor):
+        return {name: value} if _state(value) and not _carried(value) else {}
+    if not _small(value):
+        return {}
+    members = value.items() if isinstance(value, dict) else enumerate(value)
+    return {f"{name}[{key!r}]": v for key, v in members
+            if isinstance(v, Tensor) and _state(v) and not _carried(v)}  # fmt: skip
+
+
 def thawed(value: Any, current: Any) -> Any:
     """What stands for a copied value in its table; a generator stays the object that it is."""
     if isinstance(value, GeneratorState):
@@ -212,9 +223,12 @@ _DICTS = ("builtins", "collections")
 
 def _carried(tensor: Tensor) -> bool:
     """Whether it is state that a program carries along: no weight, no part of a graph."""
+    return _state(tensor) and tensor.numel() * tensor.element_size() <= _LARGE
+
+
+def _state(tensor: Tensor) -> bool:
     plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_quantized
-    small = tensor.numel() * tensor.element_size() <= _LARGE
-    return plain and small and tensor.grad_fn is None and not tensor.is_meta and not tensor.is_inference()
+    return plain and tensor.grad_fn is None and not tensor.is_meta and not tensor.is_inference()
 
 
 def _text(value: Any) -> str:

@@ -5,6 +5,9 @@ an overflow, or a `Sighting` where one rank alone overflows again and again. Nex
 to the scaler.
 
 A scaler answers for each optimizer by itself: with several, one may be passed over and the other step.
+
+Beside gradients that never overflow (bfloat16, float32) its scale doubles without end, and scaled gradients
+outgrow a norm in float32 long before they are not finite. That is no fault either.
 """
 
 from __future__ import annotations
@@ -17,10 +20,14 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from ._alarm import Sighting
+from ._evidence import widen
 from ._gate import Tally, ranks_that
 from ._ledger import Ledger
 from ._sightings import overflowing
 from ._startup import Setup
+from .checks.nonfinite import GradientNorms
+
+GROWN = 2.0**32  # a scale that float16 gradients never reach; from here on 4e9 is a norm that does not fit
 
 
 @dataclass(slots=True)
@@ -29,6 +36,7 @@ class Overflows:
 
     setup: Setup
     ledger: Ledger
+    norms: GradientNorms
     now: bool = False  # the step in progress is one
 
     def told(self, tally: Tally, optimizer: Optimizer) -> Tally:
@@ -38,11 +46,18 @@ class Overflows:
         nothing: the scaler never calls one whose gradients overflowed.
         """
         unseen = (tally.nonfinite or tally.reduced) and not tally.overflow
-        if unseen and self._several:
+        if unseen and self._outgrown(optimizer):
+            tally = replace(tally, nonfinite=0, reduced=0)
+        elif unseen and self._several:
             (scaling,) = self.setup.comm.total([scales(optimizer)])
             tally = replace(tally, overflow=scaling)
         self.now = bool(tally.overflow)
         return tally
+
+    def told_late(self, tally: Tally) -> Tally:
+        """The same in deferred mode, one step later: the gate has stopped the update as a scaler would."""
+        unseen = (tally.nonfinite or tally.reduced) and not tally.overflow
+        return replace(tally, overflow=1) if unseen and self._outgrown() else tally
 
     @property
     def drops(self) -> bool:
@@ -64,17 +79,36 @@ class Overflows:
         again = self.ledger.overflowed(frozenset(ranks_that(comm, tally.nonfinite, own)), comm.world)
         return None if again is None else overflowing(step, again, self.setup.rank_map)
 
+    def _outgrown(self, optimizer: Optimizer | None = None) -> bool:
+        """Whether only the scale is large, on every rank; norms are wider then. A collective."""
+        scale = max((float(s.get_scale()) for s in _scalers(optimizer)), default=0.0)
+        own = scale >= GROWN and self.norms.left_finite()
+        (ranks,) = self.setup.comm.total([own])
+        if ranks < self.setup.comm.world:
+            return False
+        widen()
+        self.ledger.note(
+            f"a GradScaler's scale has grown beyond {GROWN:.0e}: norms of scaled gradients are taken in "
+            "float64 from now on. Gradients that are not float16 need no scaler (enabled=False)"
+        )
+        return True
+
     @property
     def _several(self) -> bool:
         return len(self.setup.optimizers) > 1
 
 
 def scales(optimizer: Optimizer | None = None) -> bool:
-    """Whether this process trains with a GradScaler, or one is about to have `optimizer` step.
+    """Whether this process trains with a GradScaler, or one is about to have `optimizer` step."""
+    return bool(_scalers(optimizer))
 
-    The loop keeps it and no guard ever sees it; so all objects are asked: once when the process is to end,
-    and in steps that may be an overflow of several optimizers.
+
+def _scalers(optimizer: Optimizer | None) -> list[GradScaler]:
+    """Those of this process, or those that are about to have `optimizer` step.
+
+    The loop keeps them and no guard ever sees one; so all objects are asked: once when the process is to end,
+    and in steps that may be an overflow.
     """
-    scalers = [o for o in gc.get_objects() if issubclass(type(o), GradScaler) and o.is_enabled()]
+    found = [o for o in gc.get_objects() if issubclass(type(o), GradScaler) and o.is_enabled()]
     # Private, and the only word on it: without that an alarm is raised, as without a scaler.
-    return any(optimizer is None or id(optimizer) in getattr(s, "_per_optimizer_states", ()) for s in scalers)
+    return [s for s in found if optimizer is None or id(optimizer) in getattr(s, "_per_optimizer_states", ())]

@@ -265,6 +265,14 @@ def unseen_save(step: int, last: int | None, schedule: Schedule) -> Configuratio
     )
 
 
+def written_in_passing(names: str) -> str:
+    """A forward writes large tensors that are no buffers."""
+    return (
+        f"the model's forward writes {names}: no buffer, and too large to be put back or to travel. "
+        "register_buffer(...) it"
+    )
+
+
 def state_unseen(schedule: Schedule) -> str:
     """What `before_save` notes where the weights were compared, and nothing that is saved beside them."""
     return (

@@ -19,7 +19,7 @@ from ._evidence import Depth, Evidence
 from ._examine import ReplayOff
 from ._phase import Phase
 from ._preflight import Preflight, preflight
-from ._refusals import anomaly_mode
+from ._refusals import anomaly_mode, written_in_passing
 from ._startup import Setup
 from ._statistics import StatisticsOff
 from ._step_record import MicroBatch
@@ -80,6 +80,11 @@ class Start:
                 f"The model's forward writes weights ({lost[0]}), as a start and each replay would too, "
                 "and they are too large to be kept aside. Write them in the loop, after optimizer.step()."
             )
+        large = self.update.surroundings.large
+        if lost := setup.comm.complaints(large.shown() if large.lost else ""):
+            raise ConfigurationError(f"A start changed bits of the run: {written_in_passing(lost[0])}.")
+        if self.update.depth is not None and (names := setup.comm.complaints(large.shown())):
+            self.update.give_up(ReplayOff(written_in_passing(names[0])))
         again = ", ".join(sorted(self.watch.written.again)[:3])
         if audits and self.update.depth is not None and (names := setup.comm.complaints(again)):
             self.update.give_up(

@@ -25,7 +25,8 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from ._generators import everywhere, state_of
-from ._kept import ABSENT, Gone, KeptValues, Mark, copied, print_of, thawed
+from ._kept import ABSENT, Gone, KeptValues, Mark, copied, large_in, print_of, thawed
+from ._large import LargeTensors
 from ._startup import Setup
 from ._walk import modules
 
@@ -118,6 +119,7 @@ class Surroundings:
     def __init__(self, module: nn.Module, beside: Sequence[Any]) -> None:
         self._module, self._beside = module, tuple(beside)
         self._begun: KeptValues = {}
+        self.large = LargeTensors()
         self.drawn: set[tuple[str, str]] = set()  # generators that a discarded computation has used
 
     def kept(self) -> KeptValues:
@@ -168,7 +170,8 @@ class Surroundings:
         cached, _CACHES._cache = _CACHES._cache, {}
         try:
             self.put({**self._begun, **(values or {})})
-            yield
+            with self.large.watched(_large(tables)):
+                yield
         finally:
             _CACHES._cache = cached
             for place, table in tables.items():
@@ -271,6 +274,16 @@ _NO_OBJECTS = (nn.Module, Optimizer, Tensor, type, types.ModuleType, types.Funct
 def _library(thing: Any) -> str:
     """The package that a class or function comes from."""
     return str(thing.__module__ or "").partition(".")[0]
+
+
+def _large(tables: dict[str, _Table]) -> dict[str, Tensor]:
+    """Each tensor that is too large to be copied, once, by a name that people can find it under."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for place, table in tables.items():
+        for name, value in table.items():
+            for title, tensor in large_in(value, name).items():
+                found.setdefault(id(tensor), (f"{title} of {place}", tensor))
+    return dict(found.values())
 
 
 @functools.lru_cache(maxsize=256)

@@ -77,7 +77,7 @@ class Update:
         self.reduction = reduction_check(setup, self.norms, self.ledger.note)
         self.rhythm = Rhythm(setup.comm, Pace(setup.schedule, self.ledger.step))
         self.layers = LayerAudits(setup, self.watch, self.norms, self.examiner, self.ledger)
-        self.overflows = Overflows(setup, self.ledger)
+        self.overflows = Overflows(setup, self.ledger, self.norms)
         # A step that is repeated, or applied with a warning, must be judged before its update.
         self.deferred = setup.may_defer and self.gate.on_device
 
@@ -171,7 +171,7 @@ class Update:
         pending, self.pending = self.pending, None
         if pending is None:
             return
-        tally = pending.count.read()
+        tally = self.overflows.told_late(pending.count.read())
         self.rhythm.seen(pending.record.step, tally)
         if not tally.suspicious:
             if pending.checks is not None and self.setup.reporter is not None:

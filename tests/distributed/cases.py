@@ -237,6 +237,7 @@ UNAUDITED: dict[str, Case] = {
     ),
     "averages weights": Case(keeping.Averages, prepare=keeping.in_rank_order),
     "writes weights now and then": Case(keeping.Fades, prepare=keeping.in_rank_order),
+    "a large memory": Case(models.Remembering, prepare=keeping.in_rank_order),
     "writes into its input": Case(keeping.ScalesItsInput, prepare=keeping.in_rank_order),
 }
 SCALED = tuple(name for name, case in CASES.items() if case.scaler)

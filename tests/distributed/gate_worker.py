@@ -22,7 +22,7 @@ from tests.bench.counting import counted
 from tests.distributed.models import Net, batch_for, loss_of
 from tests.distributed.models_worker import run_all
 from tests.distributed.small_model import fingerprint, settings_for
-from training_agent import Schedule, attach
+from training_agent import Schedule, _evidence, attach
 from training_agent.errors import SdcAlarm
 from training_agent.schedule import ScheduleWarning
 
@@ -41,6 +41,7 @@ class Plan:
     fused: bool = True
     audit_every: int | None = None
     nan_at: int = 0  # in the batch of rank 1
+    scale: float = 8.0  # of the GradScaler
     scaled: str = ""  # "all" optimizers are a GradScaler's, or there is one that has none of them: "idle"
     overflow_at: int = 0
     overflows: tuple[str, ...] = ()  # layers whose gradients overflow on both ranks
@@ -59,7 +60,7 @@ class Job:
         self.net = Net()
         self.ddp = DistributedDataParallel(self.net)
         self.optimizers = _optimizers(plan, self.net)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=bool(plan.scaled))
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=plan.scale, enabled=bool(plan.scaled))
         for name in plan.overflows:
             bias: Any = self.net.get_submodule(name).bias
             bias.register_hook(lambda g: g * INF if self.now == plan.overflow_at else g)
@@ -98,6 +99,7 @@ class Job:
 def train(plan: Plan, rank: int) -> dict[str, Any]:
     """Train, and say how it ended."""
     job, out = Job(plan, rank), dict[str, Any](alarm=0)
+    _evidence._WIDENED.clear()  # as in a process of its own
     torch.set_default_device(plan.default_device)
     if plan.mode is not None:
         job.attach()
@@ -111,7 +113,7 @@ def train(plan: Plan, rank: int) -> dict[str, Any]:
     except SdcAlarm as e:
         out["alarm"] = e.alarm.step
     if job.guard is not None:
-        out["steps"] = job.guard.step
+        out["steps"], out["notes"] = job.guard.step, job.guard.manifest()["notes"]
         job.guard.abandon()
     torch.set_default_device(None)
     out["state"] = [fingerprint(job.net), *(_moments(o) for o in job.optimizers)]
@@ -167,6 +169,9 @@ def scenarios(rank: int) -> dict[str, Callable[[], dict[str, Any]]]:
     for name, plan in OVERFLOWS.items():
         plans |= {f"{name}: {mode}": replace(plan, mode=mode) for mode in (None, "immediate", "deferred")}
     plans["first overflow, with momenta"] = Plan(momenta=True, scaled="all", overflow_at=1, overflows=("up",))
+    for mode in (None, "immediate", "deferred"):
+        plans[f"a grown scale: {mode}"] = Plan(mode, scaled="all", scale=2.0**70)
+    plans["a grown scale, and a NaN"] = Plan("immediate", scaled="all", scale=2.0**70, fused=False, nan_at=4)
     plans["an idle scaler"] = Plan("immediate", several=True, nan_at=4, scaled="idle")
     for name, where in (("default device", "meta"), ("default device: None", "cpu")):
         plans[name] = Plan(audit_every=2, default_device=where)

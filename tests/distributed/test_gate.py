@@ -41,6 +41,22 @@ def test_a_first_step_that_the_scaler_skips_makes_no_momenta_out_of_nothing(runs
     assert first["state"] == second["state"]
 
 
+@pytest.mark.parametrize(("mode", "lost"), [("immediate", 0), ("deferred", 2)])
+def test_a_scale_that_grew_beside_gradients_that_never_overflow_is_no_alarm(
+    runs: dict[str, Results], mode: str, lost: int
+) -> None:
+    """It doubles every 2,000 steps: after some 96,000 of them the norm of a float32 gradient overflowed."""
+    guarded = runs[f"a grown scale: {mode}"]
+    assert [(r["alarm"], r["steps"]) for r in guarded] == [(0, STEPS - lost)] * 2
+    assert all("GradScaler's scale has grown beyond 4e+09" in r["notes"][0] for r in guarded)
+    if not lost:
+        assert [r["state"] for r in guarded] == [r["state"] for r in runs["a grown scale: None"]]
+
+
+def test_a_nan_under_a_grown_scale_is_the_scalers(runs: dict[str, Results]) -> None:
+    assert [(r["alarm"], r["steps"]) for r in runs["a grown scale, and a NaN"]] == [(0, STEPS - 1)] * 2
+
+
 def test_a_scaler_that_has_no_part_in_a_step_excuses_nothing(runs: dict[str, Results]) -> None:
     assert [r["alarm"] for r in runs["an idle scaler"]] == [4, 4]
 

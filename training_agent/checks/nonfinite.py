@@ -134,6 +134,11 @@ class GradientNorms:
         left = [g.detach() for g in self._gradients() if g is not None]
         return bool(left) and not bool(torch.stack([n.float() for n in norms(left)]).isfinite().all())
 
+    def left_finite(self) -> bool:
+        """Whether each element of the gradients as they lie here now is finite; waits for the device."""
+        left = [g.detach() for g in self._gradients() if g is not None]
+        return all(bool(g.isfinite().all()) for g in left)
+
     def reduced_norm(self, device: torch.device) -> Tensor:
         """Scalar: the norm of what was read of the reduced gradients together; 0 before any."""
         if self._reduced is None:

@@ -227,6 +227,11 @@ signal.pause()
 """
 
 
+def heeds_interrupts() -> None:
+    """Whatever starts the tests may ignore them, as a shell does for what runs in its background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_search_that_is_told_to_end_leaves_no_job_running_and_keeps_what_it_has(
     job: Path, number: signal.Signals
@@ -234,12 +239,16 @@ def test_a_search_that_is_told_to_end_leaves_no_job_running_and_keeps_what_it_ha
     (job / "hangs.py").write_text(HANGS)
     command = ["bisect", str(job / "spool" / "alarm.json"), "--", sys.executable, str(job / "hangs.py")]
     search = subprocess.Popen(
-        [sys.executable, "-m", "training_agent.cli", *command], stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "training_agent.cli", *command],
+        stdout=subprocess.DEVNULL,
+        preexec_fn=heeds_interrupts,
     )
-    with search:
+    try:
         eventually(lambda: (job / "pid").exists())
         search.send_signal(number)
         assert search.wait(PATIENCE_S) == 130
+    finally:
+        search.kill()
     with pytest.raises(ProcessLookupError):
         os.kill(int((job / "pid").read_text()), 0)
     kept = json.loads((job / "spool" / "alarm.bisect.json").read_text())
