@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ._kept import same_bits
-from ._refusals import written_in_passing
 
 _TOGETHER = 1 << 30  # bytes of all; more of them are not copied once either
 
@@ -60,3 +59,11 @@ class LargeTensors:
     def shown(self) -> str:
         """Some of the written ones, for people; "" where there are none."""
         return ", ".join(sorted(self.written)[:3])
+
+
+def written_in_passing(names: str) -> str:
+    """A forward writes large tensors that are no buffers."""
+    return (
+        f"the model's forward writes {names}: no buffer, and too large to be put back or to travel. "
+        "register_buffer(...) it"
+    )

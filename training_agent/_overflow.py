@@ -45,10 +45,9 @@ class Overflows:
         The first one to step tells what the scaler found in its own gradients only, and where it is not fused
         nothing: the scaler never calls one whose gradients overflowed.
         """
-        unseen = (tally.nonfinite or tally.reduced) and not tally.overflow
-        if unseen and self._outgrown(optimizer):
+        if _unexplained(tally) and self._outgrown(optimizer):
             tally = replace(tally, nonfinite=0, reduced=0)
-        elif unseen and self._several:
+        elif _unexplained(tally) and self._several:
             (scaling,) = self.setup.comm.total([scales(optimizer)])
             tally = replace(tally, overflow=scaling)
         self.now = bool(tally.overflow)
@@ -56,8 +55,7 @@ class Overflows:
 
     def told_late(self, tally: Tally) -> Tally:
         """The same in deferred mode, one step later: the gate has stopped the update as a scaler would."""
-        unseen = (tally.nonfinite or tally.reduced) and not tally.overflow
-        return replace(tally, overflow=1) if unseen and self._outgrown() else tally
+        return replace(tally, overflow=1) if _unexplained(tally) and self._outgrown() else tally
 
     @property
     def drops(self) -> bool:
@@ -96,6 +94,11 @@ class Overflows:
     @property
     def _several(self) -> bool:
         return len(self.setup.optimizers) > 1
+
+
+def _unexplained(tally: Tally) -> bool:
+    """Whether check 1 has something to say that no scaler has spoken of."""
+    return bool(tally.nonfinite or tally.reduced) and not tally.overflow
 
 
 def scales(optimizer: Optimizer | None = None) -> bool:

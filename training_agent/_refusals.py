@@ -21,7 +21,6 @@ from ._masters import master_weights
 from ._readable import readable
 from .checks.sharded import is_sharded
 from .errors import ConfigurationError
-from .schedule import Schedule
 
 # They call the closure several times in one update; known by name, since they come from anywhere.
 _SEVERAL_CLOSURES = frozenset({"LBFGS", "SAM", "ASAM", "GSAM", "ESAM", "LookSAM"})
@@ -255,31 +254,6 @@ def diverging_hook(ddp: nn.Module) -> str | None:
         if getattr(hook, "__name__", "") in _DIVERGING_HOOKS:
             return str(hook.__name__)
     return None
-
-
-def unseen_save(step: int, last: int | None, schedule: Schedule) -> ConfigurationError:
-    """What `before_save` raises where nobody looked; `last`: the step of the last passed weight check."""
-    return ConfigurationError(
-        f"The weights of step {step} were not compared (last passed: {last}). Save at steps that are due: "
-        f"multiples of ckpt_every={schedule.ckpt_every} or check_every={schedule.check_every}."
-    )
-
-
-def written_in_passing(names: str) -> str:
-    """A forward writes large tensors that are no buffers."""
-    return (
-        f"the model's forward writes {names}: no buffer, and too large to be put back or to travel. "
-        "register_buffer(...) it"
-    )
-
-
-def state_unseen(schedule: Schedule) -> str:
-    """What `before_save` notes where the weights were compared, and nothing that is saved beside them."""
-    return (
-        "checkpoints were saved whose moments, master weights and buffers were not compared at their step: "
-        f"save at multiples of ckpt_every={schedule.ckpt_every}, choose ckpt_every=None (each weight check "
-        "compares them then), or let all ranks call before_save(together=True)"
-    )
 
 
 def wrap_closure(

@@ -17,9 +17,10 @@ from ._arguments import once_more, with_containers_of_its_own
 from ._capture import Capture, Unit
 from ._evidence import Depth, Evidence
 from ._examine import ReplayOff
+from ._large import written_in_passing
 from ._phase import Phase
 from ._preflight import Preflight, preflight
-from ._refusals import anomaly_mode, written_in_passing
+from ._refusals import anomaly_mode
 from ._startup import Setup
 from ._statistics import StatisticsOff
 from ._step_record import MicroBatch

@@ -17,11 +17,12 @@ from ._ledger import Ledger
 from ._masters import master_weights, still_held
 from ._optimizer_state import layout_word, of_unknown_optimizers, state_tensors
 from ._packing import pack, unpack
-from ._refusals import state_unseen, unseen_save
 from ._startup import Setup, word_of
 from ._steady_buffers import PREFIX, Apart, SteadyBuffers, judged, looks_like_a_flip
 from .checks.weights import Divergence
 from .contract import Finding, FindingKind
+from .errors import ConfigurationError
+from .schedule import Schedule
 
 STATE = "moments, master weights and buffers"
 _SHOWN = 3  # names in one sentence
@@ -62,9 +63,9 @@ class WeightCheck:
             ConfigurationError: the weights of this step were not compared.
         """
         if self.unseen == STATE:
-            self.ledger.note(state_unseen(self.setup.schedule))
+            self.ledger.note(_state_unseen(self.setup.schedule))
         elif self.unseen:
-            raise unseen_save(self.ledger.step, self.ledger.passes.weights, self.setup.schedule)
+            raise _unseen_save(self.ledger.step, self.ledger.passes.weights, self.setup.schedule)
 
     def look(self, *, state: bool) -> Sighting | None:
         """Compare what replicas hold now; `state`: beside the weights also what a save takes along."""
@@ -218,3 +219,20 @@ def _nobodys(tensors: Sequence[str], suspects: Mapping[str, int], ranks: Sequenc
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if names[_SHOWN:] else "")
+
+
+def _unseen_save(step: int, last: int | None, schedule: Schedule) -> ConfigurationError:
+    """What `before_save` raises where nobody looked; `last`: the step of the last passed weight check."""
+    return ConfigurationError(
+        f"The weights of step {step} were not compared (last passed: {last}). Save at steps that are due: "
+        f"multiples of ckpt_every={schedule.ckpt_every} or check_every={schedule.check_every}."
+    )
+
+
+def _state_unseen(schedule: Schedule) -> str:
+    """What `before_save` notes where the weights were compared, and nothing that is saved beside them."""
+    return (
+        "checkpoints were saved whose moments, master weights and buffers were not compared at their step: "
+        f"save at multiples of ckpt_every={schedule.ckpt_every}, choose ckpt_every=None (each weight check "
+        "compares them then), or let all ranks call before_save(together=True)"
+    )
