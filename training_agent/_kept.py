@@ -69,8 +69,8 @@ def large_in(value: Any, name: str) -> dict[str, Tensor]:
     if not _small(value):
         return {}
     members = value.items() if isinstance(value, dict) else enumerate(value)
-    return {f"{name}[{key!r}]": v for key, v in members
-            if isinstance(v, Tensor) and _state(v) and not _carried(v)}  # fmt: skip
+    inside = [large_in(v, f"{name}[{key!r}]") for key, v in members if isinstance(v, Tensor)]
+    return {title: tensor for found in inside for title, tensor in found.items()}
 
 
 def thawed(value: Any, current: Any) -> Any:
